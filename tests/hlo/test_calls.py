@@ -182,7 +182,7 @@ def test_compiler_options_of_a_jitted_function_stay_and_may_be_added():
   jax.tree.map(np.testing.assert_allclose, _chosen(step, *_ARGS)(*_ARGS), _twice(*_ARGS))
   with pytest.raises(jax.errors.JaxRuntimeError, match="no_such"):
     evaluate = functools.partial(choosing.evaluate, choice={})
-    calls.Version(step, evaluate, {"xla_no_such": 1})(*_ARGS)
+    calls.RewrittenFunction(step, evaluate, {"xla_no_such": 1})(*_ARGS)
 
 
 def test_static_arguments_stay_static_and_other_scalars_stay_arrays():
@@ -284,7 +284,10 @@ def test_source_lines_are_the_callers():
 
 @pytest.mark.parametrize("function", [3, None, "step", jax.jit(lambda x: x).lower(1.0)])
 def test_what_is_no_function_is_refused_in_a_line(function):
-  for use in (lambda: calls.Call(function, (1.0,), {}), lambda: calls.Version(function, None)):
+  for use in (
+    lambda: calls.Call(function, (1.0,), {}),
+    lambda: calls.RewrittenFunction(function, None),
+  ):
     with pytest.raises(ValueError, match="expected a function") as caught:
       use()
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ sources, text  modules as bytes, from files, text, jax's stages and functions
 proto          modules as messages
 tuning_data    the data set's tuning records
 search         options of layouts for the nodes of a program
-calls          calls of functions as functions of arrays alone
+calls          calls of functions as functions of arrays alone, with `jit_options` and `state`
 jaxprs         programs and equations of jaxprs, and evaluation equation by equation
 tpu            compiles functions with the TPU compiler; `schedule_dump` has the schedules it writes
 tpu_kernels    the kernels that the TPU compiler makes, and their estimated cycles

@@ -1,11 +1,11 @@
 """Calls of functions as functions of arrays alone, and functions that are jitted alike.
 
-    Call(step, args)  ->  trace: a program of arrays   ->  Version: the program with other layouts,
-                          and what `jax.jit` was told      jitted as `step` is
+    Call(step, args)  ->  trace: a program of arrays   ->  RewrittenFunction: the program with other
+                          and what `jax.jit` was told      layouts, jitted as `step` is
 
 Whatever is no array among the arguments and outputs, such as a number of steps or an activation
-function, is part of the program. The arrays that a function gives to `state` among its arguments
-are further outputs of the program.
+function, is part of the program. Arrays of `state` among the arguments that a function changes are
+further outputs of the program.
 """
 
 from __future__ import annotations
@@ -17,77 +17,27 @@ import functools
 import inspect
 from pathlib import Path
 import reprlib
-import sys
 import types
 from typing import Any, NamedTuple
-import weakref
 
 from absl import logging
 import jax
-from jax.experimental import layout
 from jax.extend import core, source_info_util
 import numpy as np
 
+from tpugraphs_jax.hlo import jit_options, state
+from tpugraphs_jax.hlo.jit_options import JitOptions
+from tpugraphs_jax.hlo.state import ObjectStructure
+
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-_SCALARS = (bool, int, float, complex)
 _NO_NUMBERS = "OSUMm"  # kinds of dtypes of NumPy: objects, texts, dates
-_JIT = type(jax.jit(lambda: None))
 
 # The source line of an operation is the caller's, never one between the caller and the function.
 for _place in ("tuning", "hlo", "infra", "view", "collect.py", "estimate.py"):
   source_info_util.register_exclusion(str(Path(__file__).parents[1] / _place))
 
 
-class Jit(NamedTuple):
-  """What `jax.jit` was told about a function of arrays.
-
-  Attributes:
-    name: of the function.
-    donated: numbers of the arrays whose memory the outputs may take.
-    in_shardings: of each array a sharding, a format (a sharding with a layout), or None.
-    out_shardings: of each output, as `in_shardings`.
-    keep_unused: whether arrays that the function does not use stay arguments.
-    compiler_options: by name.
-  """
-
-  name: str
-  donated: tuple[int, ...]
-  in_shardings: tuple[Any, ...]
-  out_shardings: tuple[Any, ...]
-  keep_unused: bool
-  compiler_options: Mapping[str, Any]
-
-  def __call__(self, function: Callable[..., Any], compiler_options: Mapping[str, Any]) -> Any:
-    """Jits a function of the arrays in the same way, with more compiler options.
-
-    The function returns the outputs as a tuple, and a value without arrays.
-    """
-    function.__name__ = self.name
-    shardings: dict[str, Any] = {}
-    if any(self.in_shardings):
-      shardings["in_shardings"] = self.in_shardings
-    if any(self.out_shardings):
-      shardings["out_shardings"] = self.out_shardings, None
-    return jax.jit(
-      function,
-      donate_argnums=self.donated,
-      keep_unused=self.keep_unused,
-      compiler_options={**self.compiler_options, **compiler_options} or None,
-      **shardings,
-    )
-
-  def for_one_device(self) -> Jit:
-    """The same without shardings."""
-    return self._replace(in_shardings=(), out_shardings=())
-
-  def __str__(self) -> str:
-    """What changes the compiled program; empty where nothing does."""
-    told = {"donated": self.donated, "in": self.in_shardings, "out": self.out_shardings}
-    told["options"] = tuple(sorted(self.compiler_options.items()))
-    return ", ".join(f"{name} {value}" for name, value in told.items() if any(value))
-
-
-class Rest:
+class OutputStructure:
   """What the outputs of a program have beside their arrays.
 
   Attributes:
@@ -113,7 +63,7 @@ class Rest:
     return (outputs, *values) if self.changed else outputs
 
 
-jax.tree_util.register_static(Rest)
+jax.tree_util.register_static(OutputStructure)
 
 
 class Trace(NamedTuple):
@@ -121,17 +71,17 @@ class Trace(NamedTuple):
 
   Attributes:
     program: from the arrays of a call to those of the outputs, then of the changed state.
-    rest: of the outputs.
+    outputs: what the outputs of the function have beside the arrays.
     jit: what jax was told, where all of the program is in one jitted function.
   """
 
   program: core.ClosedJaxpr
-  rest: Rest
-  jit: Jit | None
+  outputs: OutputStructure
+  jit: JitOptions | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Structure:
+class ArgumentStructure:
   """The arguments of a call without the values of arrays.
 
   Attributes:
@@ -197,16 +147,16 @@ class Call:
   ):
     check_callable(function)
     self.function: Any = function
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_object)
-    self._takes_scalars, static = _scalars(function, args, kwargs)
-    kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
+    self._takes_scalars, static = jit_options.scalar_arguments(_unwrap(function), args, kwargs)
+    kinds = _ARRAYS + jit_options.SCALARS if self._takes_scalars else _ARRAYS
     others = [_ARRAY if isinstance(leaf, kinds) else leaf for leaf in leaves]
     for place in static:
       others[place] = leaves[place]
-    self._objects = [leaf for leaf in leaves if _is_object(leaf)]
-    others = [_OBJECT if _is_object(leaf) else leaf for leaf in others]
-    of_state, structure = _split(self._objects)
-    self.structure = Structure(tree, tuple(others), tuple(map(type, others)), structure)
+    self._objects = [leaf for leaf in leaves if state.is_object(leaf)]
+    others = [_OBJECT if state.is_object(leaf) else leaf for leaf in others]
+    of_state, structure = state.split(self._objects)
+    self.structure = ArgumentStructure(tree, tuple(others), tuple(map(type, others)), structure)
     arrays = [leaf for leaf, kind in zip(leaves, others) if kind is _ARRAY]
     self.arrays: tuple[Any, ...] = (*arrays, *of_state)
     for array in self.arrays:
@@ -269,31 +219,31 @@ class Call:
     Raises:
       ValueError: the function needs the values of Python scalars, or adds to its state.
     """
-    if isinstance(self.function, Version):
+    if isinstance(self.function, RewrittenFunction):
       return self.function.trace_of(self)
-    kept: list[Rest] = []
+    kept: list[OutputStructure] = []
 
     def arrays_of(*arrays: Any) -> list[Any]:
-      outputs, rest = self._outputs(arrays)
-      kept[:] = [rest]
+      outputs, structure = self._outputs(arrays)
+      kept[:] = [structure]
       return outputs
 
     arrays_of.__name__ = self.__name__
     try:
       program = jax.make_jaxpr(arrays_of)(*self.arrays)
     except ValueError as error:
-      if "compiler_options" not in str(error) or not isinstance(self.function, _JIT):
+      if "compiler_options" not in str(error) or not isinstance(self.function, jit_options.JITTED):
         raise
       return self._trace_at_top()  # jax takes them in no nested jit
     except TypeError as error:  # also tracers in place of numbers
-      if not any(isinstance(array, _SCALARS) for array in self.arrays):
+      if not any(isinstance(array, jit_options.SCALARS) for array in self.arrays):
         raise
       raise ValueError(
         f"{self.__name__} fails with Python numbers of its arguments as arrays, as under jax.jit: "
         "fix settings with functools.partial, or wrap a function of modules in eqx.filter_jit "
         f"({type(error).__name__}: {str(error).splitlines()[0]})"
       ) from error
-    return Trace(program, kept[0], _outer_jit(program.jaxpr))
+    return Trace(program, kept[0], jit_options.read_jaxpr(program.jaxpr))
 
   def _trace_at_top(self) -> Trace:
     """The program of a function of `jax.jit`, as jax traces it outside of all others."""
@@ -306,8 +256,12 @@ class Call:
         "(or with objects of nnx): jit it without them, and pass them as options="
       )
     count = len(traced.jaxpr.out_avals)
-    rest = Rest([None] * count, traced.out_tree, ())
-    return Trace(traced.jaxpr, rest, _jit(params, range(len(self.arrays)), range(count)))
+    structure = OutputStructure([None] * count, traced.out_tree, ())
+    return Trace(
+      traced.jaxpr,
+      structure,
+      jit_options.read_params(params, range(len(self.arrays)), range(count)),
+    )
 
   def compiler_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
     """Those with which the function is jitted, and more of them."""
@@ -322,59 +276,66 @@ class Call:
       platform: such as `tpu`; None: that of the arrays.
     """
     platforms = None if platform is None else (platform,)
-    if isinstance(self.function, _JIT):
+    if isinstance(self.function, jit_options.JITTED):
       args, kwargs, _ = self.structure.fill(arrays)
       return self.function.trace(*args, **kwargs).lower(lowering_platforms=platforms)
-    jit, rest = self.trace.jit, self.trace.rest
-    is_of_arrays = set(self.structure.others) <= {_ARRAY} and set(rest.leaves) <= {None}
+    jit, structure = self.trace.jit, self.trace.outputs
+    is_of_arrays = set(self.structure.others) <= {_ARRAY} and set(structure.leaves) <= {None}
     if jit is None and is_of_arrays:
       args, kwargs, _ = self.structure.fill(arrays)
       traced = jax.jit(self.function).trace(*args, **kwargs)
       return traced.lower(lowering_platforms=platforms)
     function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
-    jitted = jit(function, {}) if jit else jax.jit(function)
+    jitted = jit.apply(function, {}) if jit else jax.jit(function)
     return jitted.trace(*arrays).lower(lowering_platforms=platforms)
 
-  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, Rest]]:
-    """The function of arrays that returns the outputs of its program, and the rest."""
+  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, OutputStructure]]:
+    """The function of arrays that returns the outputs of its program, and their structure."""
     blank = self.at(())
 
-    def function(*arrays: Any) -> tuple[tuple, Rest]:
+    def function(*arrays: Any) -> tuple[tuple, OutputStructure]:
       trace = blank.at(arrays).trace
-      return tuple(evaluate(trace.program, arrays)), trace.rest
+      return tuple(evaluate(trace.program, arrays)), trace.outputs
 
     return function
 
-  def outputs_of(self, outputs: Sequence[Any], rest: Rest) -> Any:
+  def outputs_of(self, outputs: Sequence[Any], structure: OutputStructure) -> Any:
     """The outputs of the function from those of its program; updates the caller's objects."""
-    count = len(outputs) - len(rest.changed)
-    if self.structure.state and rest.changed:
+    count = len(outputs) - len(structure.changed)
+    if self.structure.state and structure.changed:
       after = list(self.arrays[-self.structure.state.size :])
-      for place, array in zip(rest.changed, outputs[count:]):
+      for place, array in zip(structure.changed, outputs[count:]):
         after[place] = array
       self.structure.state.update(self._objects, after)
-    return rest.outputs_of(outputs[:count])
+    return structure.outputs_of(outputs[:count])
 
-  def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], Rest]:
+  def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], OutputStructure]:
     """The arrays among the outputs and those of changed state; what else the outputs have."""
     args, kwargs, objects = self.structure.fill(arrays)
     outputs = self.function(*args, **kwargs)
     leaves, tree = jax.tree.flatten(outputs)
-    kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
+    kinds = _ARRAYS + jit_options.SCALARS if self._takes_scalars else _ARRAYS
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
     returned = [leaf for leaf, static in zip(leaves, others) if static is None]
-    after, structure = _split(objects)
+    after, structure = state.split(objects)
     if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(
         f"{self.__name__} adds arrays to the state of its arguments: make them before the call"
       )
     before = arrays[len(arrays) - len(after) :]
     changed = [place for place, pair in enumerate(zip(before, after)) if pair[0] is not pair[1]]
-    return [*returned, *(after[place] for place in changed)], Rest(others, tree, changed)
+    return [*returned, *(after[place] for place in changed)], OutputStructure(others, tree, changed)
 
 
-class Version:
+def _unwrap(function: Any) -> Any:
+  """The function that a `RewrittenFunction` evaluates in another way; another one as it is."""
+  while isinstance(function, RewrittenFunction):
+    function = function.function
+  return function
+
+
+class RewrittenFunction:
   """A function whose program is evaluated in another way, jitted as the function is.
 
   It donates the same arrays, has the same shardings, static arguments and compiler options, updates
@@ -395,7 +356,7 @@ class Version:
     check_callable(function)
     self.function, self._evaluate = function, evaluate
     self._compiler_options = compiler_options
-    self._jits: dict[Structure, Any] = {}
+    self._jits: dict[ArgumentStructure, Any] = {}
     functools.update_wrapper(self, function, updated=())
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -409,22 +370,22 @@ class Version:
     is_traced = any(isinstance(array, jax.core.Tracer) for array in call.arrays)
     jitted = None if is_traced else self._jitted(call)
     if jitted is not None:
-      outputs, rest = jitted(*call.arrays)
+      outputs, structure = jitted(*call.arrays)
     else:
       check_state(call)
-      outputs, rest = self._evaluate(call.trace.program, call.arrays), call.trace.rest
+      outputs, structure = self._evaluate(call.trace.program, call.arrays), call.trace.outputs
       if jit := call.trace.jit:
         _check_inside(call, jit)
-    return call.outputs_of(outputs, rest)
+    return call.outputs_of(outputs, structure)
 
   def trace_of(self, call: Call) -> Trace:
     """The program of a call of this version."""
-    program, rest, jit = call.at(call.arrays, self.function).trace
+    program, structure, jit = call.at(call.arrays, self.function).trace
     changed = jax.make_jaxpr(lambda *arrays: self._evaluate(program, arrays))(*call.arrays)
     if jit:
       options = {**jit.compiler_options, **self._compiler_options}
       jit = jit._replace(compiler_options=options)
-    return Trace(changed, rest, jit)
+    return Trace(changed, structure, jit)
 
   def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
     """As of `jax.jit`; the lowered function takes and returns arrays alone."""
@@ -443,34 +404,22 @@ class Version:
     """The jitted function of arrays; None where the function is not jitted."""
     if call.structure not in self._jits:
       jit, function = call.trace.jit, call.of_arrays(self._evaluate)
-      self._jits[call.structure] = jit and jit(function, self._compiler_options)
+      self._jits[call.structure] = jit and jit.apply(function, self._compiler_options)
     return self._jits[call.structure]
-
-
-def is_jitted(function: Any) -> bool:
-  """Whether `jax.jit` returned a function, or a wrapper that can be lowered too."""
-  return isinstance(function, _JIT) or callable(getattr(function, "lower", None))
 
 
 def check_state(call: Call) -> None:
   """Refuses (ValueError) a function that is not jitted and whose changes of state would be lost."""
-  if call.trace.rest.changed and call.trace.jit is None and not _is_in_transform():
+  if call.trace.outputs.changed and call.trace.jit is None and not state.is_in_transform():
     raise ValueError(
       f"{call.__name__} changes its arguments in place, which jax.jit does not keep: "
       f"pass nnx.jit({call.__name__})"
     )
 
 
-@functools.cache  # once for all labels of a search
-def _say_narrowed(name: str, given: str, taken: str) -> None:
-  logging.warning(
-    "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
-  )
-
-
-def _check_inside(call: Call, jit: Jit) -> None:
+def _check_inside(call: Call, jit: JitOptions) -> None:
   """Refuses state that is changed inside another function of jax; warns of lost donation."""
-  if call.trace.rest.changed and not _is_in_transform():
+  if call.trace.outputs.changed and not state.is_in_transform():
     raise ValueError(
       f"{call.__name__} changes its arguments in place, which another function of jax does not "
       "keep: call it as it is, it is jitted already"
@@ -483,161 +432,8 @@ def _check_inside(call: Call, jit: Jit) -> None:
     )
 
 
-def _outer_jit(jaxpr: core.Jaxpr) -> Jit | None:
-  """What jax was told where all of a program is in one jitted function."""
-  if [equation.primitive.name for equation in jaxpr.eqns] not in (["jit"], ["pjit"]):
-    return None
-  (equation,) = jaxpr.eqns
-  inputs = {id(variable): place for place, variable in enumerate(equation.invars)}
-  outputs = {id(variable): place for place, variable in enumerate(equation.outvars)}
-  return _jit(
-    equation.params,
-    [inputs.get(id(variable)) for variable in jaxpr.invars],
-    [outputs.get(id(variable)) for variable in jaxpr.outvars],
+@functools.cache  # once for all labels of a search
+def _say_narrowed(name: str, given: str, taken: str) -> None:
+  logging.warning(
+    "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
   )
-
-
-def _jit(
-  params: Mapping[str, Any], inputs: Sequence[int | None], outputs: Sequence[int | None]
-) -> Jit:
-  """What jax was told, by the parameters of a jitted function.
-
-  Args:
-    params: of an equation `jit`.
-    inputs: the place of each array among the inputs of the equation; None where it is none.
-    outputs: the place of each output.
-  """
-
-  def shardings(kind: str, places: Sequence[int | None]) -> tuple[Any, ...]:
-    return tuple(
-      None
-      if place is None
-      else _sharding(params[f"{kind}_shardings"][place], params[f"{kind}_layouts"][place])
-      for place in places
-    )
-
-  donated = params["donated_invars"]
-  return Jit(
-    params["name"],
-    tuple(n for n, place in enumerate(inputs) if place is not None and donated[place]),
-    shardings("in", inputs),
-    shardings("out", outputs),
-    params["keep_unused"],
-    dict(params["compiler_options_kvs"]),
-  )
-
-
-def _sharding(sharding: Any, of_layout: Any) -> Any:
-  """A sharding or format as `jax.jit` takes it; None where it is left to the compiler."""
-  sharding = sharding if isinstance(sharding, jax.sharding.Sharding) else None
-  return sharding if of_layout is None else layout.Format(of_layout, sharding)
-
-
-def _scalars(
-  function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[bool, list[int]]:
-  """Whether Python scalars are arrays for a function, and the leaves that are static anyway."""
-  while isinstance(function, Version):
-    function = function.function
-  if not isinstance(function, _JIT) and not _is_jitted_by_nnx(function):
-    return not is_jitted(function), []
-  static: list[int] = []
-  first = 0
-  for key in [*range(len(args)), *sorted(kwargs)]:
-    leaves = jax.tree.leaves((kwargs if isinstance(key, str) else args)[key], is_leaf=_is_object)
-    may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
-    if may_be and _is_static(function, args, kwargs, key):
-      static += range(first, first + len(leaves))
-    first += len(leaves)
-  return True, static
-
-
-class _Unhashable:
-  """Neither a static value nor an array."""
-
-  __hash__ = None  # type: ignore[assignment]
-
-
-_STATIC: weakref.WeakKeyDictionary[Any, dict[int | str, bool]] = weakref.WeakKeyDictionary()
-
-
-def _is_static(
-  function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: int | str
-) -> bool:
-  """Whether jax was told that an argument of a jitted function is static.
-
-  No attribute tells. jax refuses a static value that cannot be hashed with ValueError and an
-  argument that is no array with TypeError, both before it traces the function.
-  """
-  known = _STATIC.setdefault(function, {})
-  if key not in known:
-    other_args, other_kwargs = dict(enumerate(args)), dict(kwargs)
-    (other_kwargs if isinstance(key, str) else other_args)[key] = _Unhashable()  # type: ignore
-    try:
-      function.trace(*other_args.values(), **other_kwargs)
-      known[key] = False
-    except (ValueError, TypeError) as error:
-      known[key] = isinstance(error, ValueError)
-  return known[key]
-
-
-# State that a function changes in place: objects of Flax's nnx among its arguments. A step under
-# `nnx.jit` updates its model and its optimizer and need not return them. The objects are split into
-# arrays and a structure, as `nnx.split` does, and are merged anew for each trace, so that a trace
-# changes no object of the caller.
-
-
-def _nnx() -> Any:
-  """The module of nnx, where the caller has imported it: only then there are such objects."""
-  return sys.modules.get("flax.nnx")
-
-
-def _is_object(value: Any) -> bool:
-  """Whether a value has state that functions may change in place."""
-  nnx = _nnx()
-  return nnx is not None and isinstance(value, (nnx.Pytree, nnx.Variable))
-
-
-def _is_jitted_by_nnx(function: Any) -> bool:
-  """Whether `nnx.jit` returned a function."""
-  return _nnx() is not None and isinstance(function, _nnx_jit_type())
-
-
-@functools.cache
-def _nnx_jit_type() -> type:
-  return type(_nnx().jit(lambda: None))
-
-
-def _is_in_transform() -> bool:
-  """Whether a transform of nnx, which keeps changes of objects, calls the current function."""
-  graph = getattr(_nnx(), "graphlib", None) or getattr(_nnx(), "graph", None)
-  return bool(getattr(getattr(graph, "GRAPH_CONTEXT", None), "update_context_stacks", None))
-
-
-class ObjectStructure(NamedTuple):
-  """What is left of objects without their arrays; equal for objects that nnx takes as equal."""
-
-  graph: Any  # nnx.GraphDef, which has the references that objects share
-  tree: Any  # of the state
-
-  @property
-  def size(self) -> int:
-    """How many arrays the objects have."""
-    return self.tree.num_leaves
-
-  def merge(self, arrays: Sequence[Any]) -> list[Any]:
-    """New objects with these arrays."""
-    return _nnx().merge(self.graph, jax.tree.unflatten(self.tree, arrays))
-
-  def update(self, objects: list[Any], arrays: Sequence[Any]) -> None:
-    """Gives objects of this structure other arrays, in place."""
-    _nnx().update(objects, jax.tree.unflatten(self.tree, arrays))
-
-
-def _split(objects: list[Any]) -> tuple[list[Any], ObjectStructure | None]:
-  """The arrays of objects, and their structure; None where there are no objects."""
-  if not objects:
-    return [], None
-  graph, state = _nnx().split(objects)
-  arrays, tree = jax.tree.flatten(state)
-  return arrays, ObjectStructure(graph, tree)

@@ -38,7 +38,7 @@ def for_one_device(call: Call) -> Call:
   Raises:
     ValueError: it maps over devices.
   """
-  program, rest, jit = call.trace
+  program, structure, jit = call.trace
   jaxpr = program.jaxpr
   if mapped := set(primitives(jaxpr)).intersection(MAPS):
     raise ValueError(
@@ -53,10 +53,10 @@ def for_one_device(call: Call) -> Call:
     return call
 
   def single(*arrays: Any) -> Any:
-    return rest.arrays_of(evaluate(program, arrays, _bind_unsharded))
+    return structure.arrays_of(evaluate(program, arrays, _bind_unsharded))
 
   single.__name__ = call.__name__
-  return Call(jit.for_one_device()(single, {}) if jit else single, call.arrays, {})
+  return Call(jit.for_one_device().apply(single, {}) if jit else single, call.arrays, {})
 
 
 @functools.cache  # once for all labels of a search

@@ -26,7 +26,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK
 from tpugraphs_jax.hlo import jaxprs, names, search
-from tpugraphs_jax.hlo.calls import Call, Version
+from tpugraphs_jax.hlo.calls import Call, RewrittenFunction
 from tpugraphs_jax.hlo.search import Dims
 
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
@@ -135,13 +135,13 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
   """The same function with layouts chosen; its outputs are equal up to rounding.
 
   A function that is jitted stays so, with the same donated and static arguments and shardings
-  (`Version`). Call another one under `jax.jit`. The arguments have the shapes that the choice was
-  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The
-  compiler chooses layouts of equations in no group of the choice, of the rules of custom
+  (`RewrittenFunction`). Call another one under `jax.jit`. The arguments have the shapes that the
+  choice was made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints
+  too. The compiler chooses layouts of equations in no group of the choice, of the rules of custom
   derivatives, of linear solvers and other primitives with inner programs, and of derivatives of the
   result. To choose layouts for a gradient, apply a choice to the function that computes it.
   """
-  return Version(function, functools.partial(evaluate, choice=choice))
+  return RewrittenFunction(function, functools.partial(evaluate, choice=choice))
 
 
 def evaluate(program: core.ClosedJaxpr, arrays: Sequence[Any], choice: Choice) -> list[Any]:

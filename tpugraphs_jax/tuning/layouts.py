@@ -19,7 +19,8 @@ from jax.extend import core
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import jaxprs, names, proto
-from tpugraphs_jax.hlo.calls import Call, is_jitted, Version
+from tpugraphs_jax.hlo.calls import Call, RewrittenFunction
+from tpugraphs_jax.hlo.jit_options import is_jitted
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.console import Table
@@ -235,7 +236,7 @@ def apply(
     choice = {group: saved[str(group), group.detail] for group in groups}
     return choosing.evaluate(program, arrays, choice)
 
-  applied: Any = Version(function, chosen, compiler_options or {})
+  applied: Any = RewrittenFunction(function, chosen, compiler_options or {})
   applied.compiler_options = options
   return applied
 

@@ -123,13 +123,13 @@ class Problem:
 
   def apply(self, numbers: Numbers) -> Callable[..., Any]:
     """The function of the arrays, with the layouts of a choice, jitted where the function is."""
-    program, rest, jit = self.call.trace
+    program, structure, jit = self.call.trace
     choice = self.choices.choice(self.layouts_of(numbers))
 
-    def chosen(*arrays: Any) -> tuple[tuple, calls.Rest]:
-      return tuple(choosing.evaluate(program, arrays, choice)), rest
+    def chosen(*arrays: Any) -> tuple[tuple, calls.OutputStructure]:
+      return tuple(choosing.evaluate(program, arrays, choice)), structure
 
-    return jit(chosen, {}) if jit else chosen
+    return jit.apply(chosen, {}) if jit else chosen
 
   def rewrite(self, numbers: Numbers) -> Callable[..., Any]:
     """The function with the layouts and compiler options of a choice, jitted where it is.
@@ -138,10 +138,10 @@ class Problem:
     """
     chosen, trace = self.layouts_of(numbers), self.call.trace
     has_options = any(numbers) and trace.jit is not None
-    if not (any(chosen) or has_options or trace.rest.changed):
+    if not (any(chosen) or has_options or trace.outputs.changed):
       return self.call.function
     evaluate = functools.partial(choosing.evaluate, choice=self.choices.choice(chosen))
-    return calls.Version(self.call.function, evaluate, self.compiler_options_of(numbers))
+    return calls.RewrittenFunction(self.call.function, evaluate, self.compiler_options_of(numbers))
 
   def candidates(self) -> Iterator[Numbers]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""
