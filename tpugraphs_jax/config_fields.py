@@ -22,14 +22,14 @@ config names the module in `extensions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import difflib
 import importlib
 import math
 import os
 import sys
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 _LIMITS = "limits"  # key of the metadata of a field
 # Largest values. A file's config is checked by them before anything is built from it.
@@ -196,12 +196,26 @@ class Options:
   def check(self) -> None:
     """Refuses (ValueError) combinations of values."""
 
+  @classmethod
+  def subsections(cls) -> dict[str, type[Options]]:
+    """The classes of the sections in this section, by name."""
+    inner = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+    return {name: kind for name, kind in inner.items() if issubclass(kind, Options)}
 
-def subsections(section: type[Options]) -> dict[str, type[Options]]:
-  """The classes of the sections in a section, by name."""
-  fields = dataclasses.fields(section)
-  inner = {field.name: type(field.default) for field in fields}
-  return {name: of_class for name, of_class in inner.items() if issubclass(of_class, Options)}
+  @classmethod
+  def limits_by_name(cls, section: str) -> dict[str, tuple[Any, Limits]]:
+    """Default and limits of the fields of a section and its subsections, by `SECTION.FIELD`."""
+    fields = {f"{section}.{name}": field for name, field in limits_of(cls).items()}
+    for name, kind in cls.subsections().items():
+      fields |= kind.limits_by_name(f"{section}.{name}")
+    return fields
+
+  @classmethod
+  def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    """The inverse of `dataclasses.asdict`; leaves out fields that the section does not have."""
+    values = {name: fields[name] for name in limits_of(cls) if name in fields}
+    inner = {name: kind.from_dict(fields.get(name, {})) for name, kind in cls.subsections().items()}
+    return cls(**values, **inner)
 
 
 # Registered names.

@@ -17,7 +17,7 @@ contradict each other. `Config.replace` changes fields by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import re
 from typing import Any, ClassVar
@@ -174,17 +174,17 @@ class Config(Options):
     ValueError: values of different sections contradict each other.
   """
 
-  data: TileDataOptions | LayoutDataOptions
+  seed: int = option(0, "seed of parameters, batches and samples", least=0, most=2**62 - 1)
+  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
+  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
   model: Model
+  data: TileDataOptions | LayoutDataOptions
   batch: BatchOptions = BatchOptions()
+  segments: SegmentOptions | None = None
   loss: LossOptions = LossOptions()
   optimizer: Optimizer = Optimizer()
   train: TrainOptions = TrainOptions()
   eval: Any = None  # EvalOptions or LayoutEvalOptions, by the kind of `data`
-  segments: SegmentOptions | None = None
-  seed: int = option(0, "seed of parameters, batches and samples", least=0, most=2**62 - 1)
-  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
-  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
   data_root: str = ""
 
   def __post_init__(self):
@@ -202,7 +202,7 @@ class Config(Options):
   @property
   def task(self) -> str:
     """One of `TASKS`: the kind, or `segments` for training on segments."""
-    return self.kind if self.segments is None else "segments"
+    return _task_of(self.data, self.segments)
 
   # Fields by name, such as `batch.graphs`.
 
@@ -230,20 +230,20 @@ class Config(Options):
     """
     config_fields.import_extensions(changes.get("extensions", ()))
     changes = {name.replace("__", "."): _plain(value) for name, value in changes.items()}
-    parts = {name: getattr(self, name) for name in ("segments", "model", *_sections(self.task))}
+    parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     parts |= {name: changes.pop(name) for name in parts.keys() & changes.keys()}
-    kind, name = parts["data"].kind, changes.get("model.name", parts["model"].name)
+    task = _task_of(parts["data"], parts["segments"])
+    name = changes.get("model.name", parts["model"].name)
+    config_fields.check_value("model.name", name, "", Limits(""))
     given = parts["model"].given if name == parts["model"].name else {}
-    model = Model(_text("model.name", name), kind=kind, **given)
-    task = kind if parts["segments"] is None else "segments"
-    sections = {name: dataclasses.asdict(parts[name]) for name in _sections(task)}
-    options_of_model = model.limits.keys() | model.to_dict().keys()
-    names = {"data_root", *_declared(task), *(f"model.{option}" for option in options_of_model)}
+    model = parts["model"] = Model(name, kind=parts["data"].kind, **given)
+    fields = _flat(_to_dict(parts))
+    names = fields.keys() | _declared(task) | {f"model.{option}" for option in model.limits}
     for field in changes:
       _check_name(field, names, task)
-    plain = {name: getattr(self, name) for name in (*limits_of(Config), "data_root")}
-    fields = _flat({**plain, **sections, "model": model.to_dict()}) | changes
-    return Config.from_dict({"task": task} | traverse_util.unflatten_dict(fields, sep="."))
+    return Config.from_dict(
+      {"task": task} | traverse_util.unflatten_dict(fields | changes, sep=".")
+    )
 
   def check_name(self, name: str) -> None:
     """Refuses (ValueError) a field that the config does not have."""
@@ -253,10 +253,9 @@ class Config(Options):
 
   def to_dict(self) -> dict[str, Any]:
     """Nested fields in JSON types (and tuples), for files."""
-    sections = {name: dataclasses.asdict(getattr(self, name)) for name in _sections(self.task)}
-    values = {name: getattr(self, name) for name in limits_of(Config)}
-    fields = {"task": self.task, **values, "model": self.model.to_dict(), **sections}
-    return fields | ({"data_root": self.data_root} if self.data_root else {})
+    parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    fields = {"task": self.task, **_to_dict(parts)}
+    return fields if self.data_root else {k: v for k, v in fields.items() if k != "data_root"}
 
   @classmethod
   def from_dict(cls, fields: Mapping[str, Any]) -> Config:
@@ -270,12 +269,13 @@ class Config(Options):
     """
     if (task := fields.get("task")) not in TASKS:
       raise ValueError(f"task is {task!r}, expected one of {', '.join(TASKS)}")
-    sections = _sections(task)
-    made: dict[str, Any] = {
-      name: _section(of_class, fields.get(name, {})) for name, of_class in sections.items()
+    kinds = _sections(task)
+    sections: dict[str, Any] = {
+      name: kind.from_dict(fields.get(name, {})) for name, kind in kinds.items()
     }
     plain = {name: fields[name] for name in (*limits_of(Config), "data_root") if name in fields}
-    return cls(model=Model(kind=_kind_of(task), **fields["model"]), **plain, **made)
+    model = Model(kind=sections["data"].kind, **fields["model"])
+    return cls(model=model, **plain, **sections)
 
   # Contradictions across sections.
 
@@ -360,45 +360,39 @@ class Config(Options):
       )
 
 
-def _kind_of(task: str) -> str:
-  return "tile" if task == "tile" else "layout"
+def _task_of(data: TileDataOptions | LayoutDataOptions, segments: SegmentOptions | None) -> str:
+  return data.kind if segments is None else "segments"
 
 
 def _sections(task: str) -> dict[str, type[Options]]:
   """The class of each section by name, but for the model."""
   is_tile = task == "tile"
-  of_segments = {"segments": SegmentOptions} if task == "segments" else {}
-  return {
+  sections: dict[str, type[Options]] = {
     "data": TileDataOptions if is_tile else LayoutDataOptions,
     "batch": BatchOptions,
-    **of_segments,
+    "segments": SegmentOptions,
     "loss": LossOptions,
     "optimizer": Optimizer,
     "train": TrainOptions,
     "eval": EvalOptions if is_tile else LayoutEvalOptions,
   }
+  return {name: kind for name, kind in sections.items() if name != "segments" or task == name}
 
 
 def _declared(task: str) -> dict[str, tuple[Any, Limits]]:
   """Default and limits of all fields by name, but for the model."""
-  sections = (_fields_of(name, of_class) for name, of_class in _sections(task).items())
-  return dict(limits_of(Config)) | {name: field for part in sections for name, field in part}
+  fields = dict(limits_of(Config))
+  for name, kind in _sections(task).items():
+    fields |= kind.limits_by_name(name)
+  return fields
 
 
-def _fields_of(section: str, of_class: type[Options]) -> Iterator[tuple[str, tuple[Any, Limits]]]:
-  """Default and limits of the fields of a section and its subsections, by name."""
-  for name, declared in limits_of(of_class).items():
-    yield f"{section}.{name}", declared
-  for name, subclass in config_fields.subsections(of_class).items():
-    yield from _fields_of(f"{section}.{name}", subclass)
-
-
-def _section(of_class: type[Options], fields: Mapping[str, Any]) -> Options:
-  """A section with its subsections from nested fields; other fields are left out."""
-  values = {name: fields[name] for name in limits_of(of_class) if name in fields}
-  inner = config_fields.subsections(of_class)
-  made = {name: _section(subclass, fields.get(name, {})) for name, subclass in inner.items()}
-  return of_class(**values, **made)
+def _to_dict(parts: Mapping[str, Any]) -> dict[str, Any]:
+  """Sections and fields as nested fields; without sections that are None."""
+  as_dict = lambda part: part.to_dict() if isinstance(part, Model) else dataclasses.asdict(part)
+  is_section = lambda part: isinstance(part, (Model, Options))
+  given = {name: part for name, part in parts.items() if part is not None}
+  return {name: as_dict(part) if is_section(part) else part for name, part in given.items()}
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,11 +404,6 @@ def _check_name(name: str, names: Collection[str], task: str) -> None:
   if name not in names:
     near = config_fields.nearest(name, [*sorted(names), *(_sections(task).keys() - {name})])
     raise ValueError(f"the config has no field {name!r}; {near}--print_config lists all fields")
-
-
-def _text(name: str, value: Any) -> str:
-  config_fields.check_value(name, value, "", Limits(""))
-  return value
 
 
 def _plain(value: Any) -> Any:
