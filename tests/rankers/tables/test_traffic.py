@@ -87,13 +87,12 @@ def test_users_are_seen_beyond_nodes_of_the_same_shape():
   opcode[3] = opcode_ids()["reduce"]
   edges = np.array([[1, 0], [2, 1], [3, 2]], np.int32)
   chain = dataclasses.replace(graph, node_feat=feat, node_opcode=opcode, edge_index=edges)
-  reduces = traffic.USER_OPCODES.index("reduce")
-  users = traffic._users(chain)
-  assert users[:, reduces].tolist() == [False, False, True, False]
-  assert users[:, len(traffic.USER_OPCODES) + reduces].tolist() == [True, True, True, False]
+  users = traffic.user_columns(chain)
+  assert users["user is reduce"].tolist() == [False, False, True, False]
+  assert users["indirect user is reduce"].tolist() == [True, True, True, False]
   feat[1, 21] = 9  # another shape ends the way
-  users = traffic._users(dataclasses.replace(chain, node_feat=feat))
-  assert users[:, len(traffic.USER_OPCODES) + reduces].tolist() == [False, False, True, False]
+  users = traffic.user_columns(dataclasses.replace(chain, node_feat=feat))
+  assert users["indirect user is reduce"].tolist() == [False, False, True, False]
 
 
 def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():

@@ -2,7 +2,7 @@
 
 The TPU compiler's estimate of a program is nearly its memory traffic, and the effects of output
 orders are nearly additive. The cost of a choice is its padded bytes, relative to the bytes of the
-program's convolutions and dots, times a factor from a small network on `choice_features`. There is
+program's convolutions and dots, times a factor from a small network on `choice_columns`. There is
 no message passing: a hundred programs are too few to learn it (docs/records/own_models.md). An
 order that is left to the compiler costs 0. The compiler's default layout of the node also costs 0,
 unless a user of the same shape has another layout (`changes_nothing`). The score of a configuration
@@ -34,67 +34,77 @@ _LARGEST = 6.0  # largest absolute logarithm of a factor
 def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Features of the tensor and the layout of each choice, `[U, F]` float32.
 
-  The first column is the padded bytes of the output in the order of the choice, divided by the
-  bytes that convolutions and dots of the program access with the smallest padding; 0 where the
-  order is left to the compiler or `changes_nothing`. The other columns are the padding, also of the
-  reversed and of the best order, minor dimensions, bytes, kind of the node, and kinds of its users,
-  directly and through nodes that keep the shape.
+  The columns are those of `choice_columns`; all are 0 where the order is left to the compiler.
 
   Args:
     graph: graph with the released node features.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
   """
+  columns = choice_columns(graph, node, row)
+  is_open = graph.configs.rows[row, :1] < 0
+  return np.where(is_open, 0, np.stack(list(columns.values()), axis=1)).astype(np.float32)
+
+
+def choice_columns(
+  graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray
+) -> dict[str, np.ndarray]:
+  """The features of choices by name, each `[U]`; arguments as in `choice_features`.
+
+  A padding is the logarithm of padded over real elements. Traffic is padded bytes of the output in
+  the order of the choice, divided by the bytes that convolutions and dots of the program access
+  with the smallest padding. `reverse` is the order with the two minor dimensions exchanged, `least`
+  the order with the smallest padding.
+  """
   feat, at = graph.node_feat, graph.config_node[node]
   dims = feat[:, features.DIMENSIONS]
   nbytes = node_pairs.tensor_bytes(feat).astype(np.float64)
   minor, second = graph.configs.rows[row, :2].astype(int).T
-  rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
+  rank = (dims > 0).sum(axis=1)[at]
   size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
   padding, reverse = _padding(size(minor), size(second)), _padding(size(second), size(minor))
   least = _least_padding(dims)
   total = max(_contraction_bytes(graph, nbytes * np.exp(least)), 1.0)
   traffic = lambda padding: nbytes[at] * np.exp(padding) / total
-  more = lambda best: np.log1p(100 * np.maximum(traffic(padding) - traffic(best), 0))
+  excess = lambda best: np.log1p(100 * np.maximum(traffic(padding) - traffic(best), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in features.CONTRACTIONS)
   dimension = lambda name: feat[at, NODE[f"output_{name}_dimension"].start]
   batch, feature = dimension("batch"), dimension("feature")
   is_weight = convolution & (batch > 0)
-  gain, users = padding - reverse, _users(graph)
-  columns = [
-    traffic(padding) * ~changes_nothing(graph, node, row),
-    padding,
-    gain,
-    np.maximum(gain, 0),
-    np.abs(gain) < 0.01,
-    padding - least[at],
-    least[at],
-    features.padding(size(minor), features.LANES),
-    np.log(traffic(least[at]) + 1e-4),
-    np.log1p(nbytes[at] * np.exp(padding)) / 10,
-    np.log1p(100 * traffic(padding)),
-    more(least[at]),
-    more(reverse),
-    convolution & ~is_weight,
-    is_weight,
-    dot,
-    ~(convolution | dot),
-    gain * convolution,
-    gain * dot,
-    convolution & (minor == feature),
-    convolution & (minor == batch),
-    minor == rank - 1,
-    minor == 0,
-    second == minor - 1,
-    np.abs(minor - second) != 1,
-    rank > 2,
-    size(minor) < features.SUBLANES,
-    size(second) >= features.LANES,
-    dims[at, 0] < features.SUBLANES,
-    nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),  # elements of two bytes
-  ]
-  values = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
-  return np.where(is_open[:, None], 0, values).astype(np.float32)
+  gain = padding - reverse
+  return {
+    "traffic": traffic(padding) * ~changes_nothing(graph, node, row),
+    "padding": padding,
+    "padding over reverse": gain,
+    "padding over reverse, if more": np.maximum(gain, 0),
+    "reverse has the same padding": np.abs(gain) < 0.01,
+    "padding over least": padding - least[at],
+    "least padding": least[at],
+    "padding of lanes": features.padding(size(minor), features.LANES),
+    "log of least traffic": np.log(traffic(least[at]) + 1e-4),
+    "log of padded bytes": np.log1p(nbytes[at] * np.exp(padding)) / 10,
+    "log of traffic": np.log1p(100 * traffic(padding)),
+    "log of traffic over least": excess(least[at]),
+    "log of traffic over reverse": excess(reverse),
+    "convolution": convolution & ~is_weight,
+    "weight gradient": is_weight,
+    "dot": dot,
+    "other opcode": ~(convolution | dot),
+    "padding over reverse, convolution": gain * convolution,
+    "padding over reverse, dot": gain * dot,
+    "minor is the feature": convolution & (minor == feature),
+    "minor is the batch": convolution & (minor == batch),
+    "minor is the last dimension": minor == rank - 1,
+    "minor is the first dimension": minor == 0,
+    "second comes before minor": second == minor - 1,
+    "minor and second are apart": np.abs(minor - second) != 1,
+    "rank above 2": rank > 2,
+    "minor below 8": size(minor) < features.SUBLANES,
+    "second at least 128": size(second) >= features.LANES,
+    "first dimension below 8": dims[at, 0] < features.SUBLANES,
+    "elements of two bytes": nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),
+    **{name: column[at] for name, column in user_columns(graph).items()},
+  }
 
 
 def changes_nothing(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -154,11 +164,10 @@ def _contraction_bytes(graph: OpGraph, nbytes: np.ndarray) -> float:
   return traffic[np.isin(graph.node_opcode, features.CONTRACTIONS)].sum()
 
 
-def _users(graph: OpGraph) -> np.ndarray:
-  """Features of the users of each node, `[N, 18]` bool.
+def user_columns(graph: OpGraph) -> dict[str, np.ndarray]:
+  """Features of the users of each node by name, each `[N]` bool.
 
-  Whether a user has each kind of `USER_OPCODES`, directly and then also through nodes that keep the
-  shape; whether the node has no user; whether it has several.
+  An indirect user is also one that nodes which keep the shape lead to.
   """
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
   ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USER_OPCODES)), bool)
@@ -169,8 +178,13 @@ def _users(graph: OpGraph) -> np.ndarray:
   while previous is None or (indirect != previous).any():
     previous, indirect = indirect, indirect.copy()
     np.logical_or.at(indirect, producer[keeps], previous[consumer[keeps]])
-  count = np.bincount(producer, minlength=graph.num_nodes)[:, None]
-  return np.concatenate([direct, indirect, count == 0, count > 1], axis=1)
+  count = np.bincount(producer, minlength=graph.num_nodes)
+  return {
+    **{f"user is {name}": column for name, column in zip(USER_OPCODES, direct.T)},
+    **{f"indirect user is {name}": column for name, column in zip(USER_OPCODES, indirect.T)},
+    "no user": count == 0,
+    "several users": count > 1,
+  }
 
 
 @base.LAYOUT_MODELS.register("TrafficTables")
