@@ -42,6 +42,7 @@ from benchmarks import compiled, cycle_times, measured_sources, pages, timing
 from benchmarks.measured_sources import CORPUS, JAXBENCH, PRODUCTS, TOKAMAX
 from benchmarks.tokamax_history import History
 from tpugraphs_jax.hlo import tpu_kernels
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
@@ -108,7 +109,7 @@ def estimates(measured: measured_sources.Program, found: compiled.Compiled) -> R
   module, target = found.parsed(), measured.target
   prepared = program.Simulation(module, found.schedules, target, operands=found.operands)
   cycles = tpu_kernels.estimated_cycles(module)
-  device = costs.DEVICES[target]
+  device = GENERATIONS[target]
   flops, moved = found.notes["flops"], found.notes["bytes_accessed"]
   roofline = 1e3 * max(flops / device.flops, moved / device.bandwidth)
   today = _today(target, cycles, found.notes)

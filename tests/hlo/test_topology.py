@@ -6,6 +6,7 @@ import pytest
 
 from tests.support import slices
 from tpugraphs_jax.hlo import calls, meshes, topology, tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 
 P = jax.sharding.PartitionSpec
 
@@ -18,7 +19,7 @@ def chips(monkeypatch):
 
 def _full_name(target):
   name = f"tpu:{target.removeprefix('tpu:')}"
-  if name not in tpu.TARGETS:
+  if name not in GENERATIONS:
     raise ValueError(f"target is {target!r}")
   return name
 
@@ -40,7 +41,7 @@ def _full_name(target):
 )
 def test_a_target_has_one_name(target, name):
   assert topology.full_name(target) == name == topology.full_name(name)
-  assert topology.generation_of(name) in tpu.TARGETS
+  assert topology.generation_of(name) in GENERATIONS
 
 
 @pytest.mark.parametrize("target", ["v6e:2x2x2", "v5p:4x4", "v6e:0x4", "v6e-7", "v5p-7", "v9:2x2"])

@@ -16,6 +16,7 @@ import pytest
 from tests.support import hlo_modules, recorded, schedules, slices
 import tpugraphs_jax
 from tpugraphs_jax.hlo import integers, topology, tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import compiler, costs, estimate, summary
 from tpugraphs_jax.tuning.schedule import chips, program
@@ -601,8 +602,8 @@ def test_the_command_does_not_take_the_functions_place_in_the_package():
   assert callable(tpugraphs_jax.estimate)
 
 
-def test_every_target_has_a_device_and_constants():
-  assert costs.DEVICES.keys() == tpu.TARGETS.keys() == chips.chips().keys()
+def test_every_generation_has_constants():
+  assert GENERATIONS.keys() == chips.chips().keys()
 
 
 @recorded.needs_libtpu

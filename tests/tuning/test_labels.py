@@ -9,6 +9,7 @@ from tests.support import recorded
 import tpugraphs_jax
 from tpugraphs_jax.hlo import calls, names, tpu
 from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.tuning import costs, labels, problem
 from tpugraphs_jax.tuning.schedule import chips
 
@@ -19,7 +20,7 @@ def _raw(milliseconds=0.003):
   return {"milliseconds": milliseconds, "kernels": [_KERNEL]}
 
 
-@pytest.mark.parametrize("target", tpu.TARGETS)
+@pytest.mark.parametrize("target", GENERATIONS)
 def test_a_label_of_a_tpu_is_a_time(target, monkeypatch):
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
   label = labels.TpuEstimate(target)
@@ -36,7 +37,7 @@ def test_the_worth_of_a_label_is_that_of_the_constants():
 
 
 def test_another_constant_is_another_version_of_the_simulator(monkeypatch):
-  before = {target: chips.version(target) for target in tpu.TARGETS}
+  before = {target: chips.version(target) for target in GENERATIONS}
   assert len(set(before.values())) == len(before)
   changed = chips.dataclasses.replace(chips.chips()["tpu:v6e"], latency=1.0)
   monkeypatch.setattr(chips, "chips", lambda: {"tpu:v6e": changed})

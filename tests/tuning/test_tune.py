@@ -14,8 +14,8 @@ from tests.support import recorded
 from tests.support.hlo_modules import ARGS, network
 import tpugraphs_jax
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning import labels, layouts, measure, tune
 from tpugraphs_jax.tuning.problem import node_options, Problem
@@ -228,7 +228,7 @@ def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
   assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
 
 
-@pytest.mark.parametrize("target", tpu.TARGETS)
+@pytest.mark.parametrize("target", GENERATIONS)
 def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
   label = labels.TpuEstimate(target)
   with caplog.at_level(logging.WARNING, logger="absl"):

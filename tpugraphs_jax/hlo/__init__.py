@@ -13,6 +13,7 @@ tuning_data    the data set's tuning records
 search         options of layouts for the nodes of a program
 calls          calls of functions as functions of arrays alone, with `jit_options` and `state`
 jaxprs         programs and equations of jaxprs, and evaluation equation by equation
+generations    the TPU generations: peaks, memories, slices
 tpu            compiles functions with the TPU compiler; `schedule_dump` has the schedules it writes
 tpu_kernels    the kernels that the TPU compiler makes, and their estimated cycles
 scalar_operands  integers that Pallas kernels read, from the arguments of a call

@@ -14,15 +14,10 @@ import re
 from typing import Any
 
 from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 
 _TARGET = re.compile(r"(?:tpu:)?(?:tpu)?(\w+?)(?::(\d+(?:x\d+){1,2})|-(\d+))")
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
-# Generations whose clouds count the cores of a slice and not its chips (`v5p-8` has 4 chips).
-_CORES = dict.fromkeys(("v2", "v3", "v4", "v5p", "7x"), 2)
-_TWO_DEVICES = ("v2", "v3", "7x")  # generations whose chips have two devices of jax
-# Sizes from which an axis of a two-dimensional generation has links that wrap around: those of
-# whole pods (https://docs.cloud.google.com/tpu/docs, the pages of v2, v3, v5e and v6e).
-_WRAPS = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
 _CUBE = 4  # chips along the side of a cube; slices of whole cubes wrap around (v4, v5p and 7x)
 
 
@@ -31,7 +26,7 @@ class Topology:
   """A slice of a generation.
 
   Attributes:
-    generation: a key of `tpu.TARGETS`.
+    generation: a key of `GENERATIONS`.
     shape: chips along each axis, as the target names them.
   """
 
@@ -46,7 +41,7 @@ class Topology:
   @property
   def wrap(self) -> tuple[bool, bool, bool]:
     """Which axes have links between their first and last chip."""
-    most = _WRAPS.get(tpu.short_name(self.generation))
+    most = GENERATIONS[self.generation].wraps
     sides = (*self.shape, 1)[:3]
     if most is None:
       return (all(side % _CUBE == 0 for side in sides),) * 3
@@ -70,7 +65,7 @@ def parse(target: str) -> Topology | None:
     return None
   generation = tpu.full_name(_ALIASES.get(match[1], match[1]))
   short = tpu.short_name(generation)
-  dimensions = 2 if short in _WRAPS else 3
+  dimensions = GENERATIONS[generation].dimensions
   if match[2]:
     shape = tuple(map(int, match[2].split("x")))
     if dimensions == 2 and len(shape) == 3 and shape[2] == 1:
@@ -81,7 +76,7 @@ def parse(target: str) -> Topology | None:
         f"target is {target!r}, expected {dimensions} sizes of {short}, such as {short}:{example}"
       )
     return Topology(generation, shape)
-  chips, rest = divmod(int(match[3]), _CORES.get(short, 1))
+  chips, rest = divmod(int(match[3]), GENERATIONS[generation].cores)
   if rest or chips == 0:
     raise ValueError(f"target is {target!r}, expected an even number, that of cores of {short}")
   return None if chips == 1 else Topology(generation, _compact(chips, dimensions, target))
@@ -116,9 +111,10 @@ def full_name(target: str) -> str:
 
 def example(target: str, devices: int) -> str:
   """A topology of the generation of a target that has so many devices, as people write it."""
-  short = tpu.short_name(generation_of(target))
-  dimensions = 2 if short in _WRAPS else 3
-  chips = devices // (2 if short in _TWO_DEVICES else 1)
+  generation = generation_of(target)
+  short = tpu.short_name(generation)
+  dimensions = GENERATIONS[generation].dimensions
+  chips = devices // GENERATIONS[generation].devices
   try:
     shape = _compact(chips, dimensions, target)
   except ValueError:
@@ -127,7 +123,7 @@ def example(target: str, devices: int) -> str:
 
 
 def generation_of(target: str) -> str:
-  """The key of `tpu.TARGETS` of a target as `full_name` returns it, such as `tpu:v6e`."""
+  """The key of `GENERATIONS` of a target as `full_name` returns it, such as `tpu:v6e`."""
   match = _TARGET.fullmatch(target)
   name = _ALIASES.get(match[1], match[1]) if match else target.removeprefix("tpu:")
   return f"tpu:{name}"
@@ -147,14 +143,12 @@ def devices(target: str) -> tuple[Any, ...]:
   import jax
   from jax.experimental import topologies
 
-  prefix, _, _ = tpu.TARGETS[topology.generation].partition(":")
+  generation = GENERATIONS[topology.generation]
+  prefix, _, _ = generation.topology.partition(":")
   name = f"{prefix}:{'x'.join(map(str, topology.shape))}"
   try:
     described = topologies.get_topology_desc(
-      platform="tpu",
-      topology_name=name,
-      wrap=topology.wrap,
-      **tpu.TOPOLOGY_OPTIONS.get(topology.generation, {}),
+      platform="tpu", topology_name=name, wrap=topology.wrap, **generation.options
     )
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     said = str(error).splitlines()[0]

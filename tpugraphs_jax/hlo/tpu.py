@@ -23,23 +23,9 @@ import warnings
 import jax
 
 from tpugraphs_jax.hlo import calls, collectives, jaxprs, proto, schedule_dump
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, parallel
 
-# The smallest topology of each generation that the compiler accepts.
-TARGETS = {
-  "tpu:v2": "v2:2x2x1",
-  "tpu:v3": "v3:2x2x1",
-  "tpu:v4": "v4:2x2x1",
-  "tpu:v5e": "v5e:2x2",
-  "tpu:v5p": "v5p:2x2x1",
-  "tpu:v6e": "v6e:2x2",
-  "tpu:7x": "tpu7x:2x2x1",
-}
-# What the compiler is told beside the name of a topology: a device of a v4 is a chip of two cores,
-# which the compiler treats as one.
-TOPOLOGY_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-  "tpu:v4": {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1), "num_slices": 1}
-}
 _STAGES = ("before_layout-assignment", "after_layout-assignment")
 
 
@@ -76,14 +62,14 @@ class TpuProgram:
 
 
 def full_name(target: str) -> str:
-  """The key of `TARGETS` for a target such as `v3` or `tpu:v3`.
+  """The key of `GENERATIONS` for a target such as `v3` or `tpu:v3`.
 
   Raises:
     ValueError: the target is unknown, or libtpu is missing.
   """
   name = f"tpu:{str(target).removeprefix('tpu:')}"
-  if name not in TARGETS:
-    short = ", ".join(key.removeprefix("tpu:") for key in TARGETS)
+  if name not in GENERATIONS:
+    short = ", ".join(key.removeprefix("tpu:") for key in GENERATIONS)
     raise ValueError(
       f"target is {target!r}, expected a TPU generation, one of {short}; leave "
       "the target out for the machine at hand"
@@ -97,7 +83,7 @@ def full_name(target: str) -> str:
 
 
 def short_name(target: str) -> str:
-  """A key of `TARGETS` as people write it, such as `v3`."""
+  """A key of `GENERATIONS` as people write it, such as `v3`."""
   return target.removeprefix("tpu:")
 
 
@@ -274,7 +260,8 @@ def devices(target: str) -> tuple[Any, ...]:
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   from jax.experimental import topologies
 
+  generation = GENERATIONS[name]
   described = topologies.get_topology_desc(
-    platform="tpu", topology_name=TARGETS[name], **TOPOLOGY_OPTIONS.get(name, {})
+    platform="tpu", topology_name=generation.topology, **generation.options
   )
   return tuple(described.devices)

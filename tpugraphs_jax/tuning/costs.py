@@ -28,6 +28,7 @@ from tpugraphs_jax.hlo import (
   work,
 )
 from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
@@ -36,7 +37,6 @@ from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
-_GIB = 2**30
 # Kernels that have only a bound take at most this share of a program that has a time; their time is
 # taken to be up to so many times the bound.
 _MOST_BOUNDED, _UNSURE = 0.1, 10
@@ -49,39 +49,6 @@ _BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a
 # At least this share of a program's bytes comes from the memory of a device; the rest stays on the
 # chip: one of 828 measured programs took less time than 0.7 of its bytes at the peak.
 _MOVED_SHARE = 0.7
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """A TPU device as jax and its compiler see it.
-
-  Attributes:
-    flops: peak of bfloat16 operations a second.
-    bandwidth: bytes a second between the memory and the chip.
-    memory: bytes of memory that the compiler may plan, as its refusals say (libtpu 0.0.42.1).
-  """
-
-  flops: float
-  bandwidth: float
-  memory: int
-
-
-def _device(teraflops: float, gigabytes: float, gib: float, *, cores: int = 1) -> Device:
-  """A device of jax from the figures of a chip, each of whose `cores` is a device."""
-  return Device(1e12 * teraflops / cores, 1e9 * gigabytes / cores, round(gib * _GIB))
-
-
-# Peaks of a chip as in Google's pages on each generation (docs.cloud.google.com/tpu/docs), for v2
-# as in Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks".
-DEVICES = {
-  "tpu:v2": _device(46, 700, 7.48, cores=2),
-  "tpu:v3": _device(123, 900, 15.48, cores=2),
-  "tpu:v4": _device(275, 1200, 30.75),
-  "tpu:v5e": _device(197, 819, 15.75),
-  "tpu:v5p": _device(459, 2765, 95.74),
-  "tpu:v6e": _device(918, 1600, 31.25),
-  "tpu:7x": _device(2307, 7380, 94.75, cores=2),
-}
 
 
 class Operation(NamedTuple):
@@ -245,7 +212,7 @@ class Row:
 
   @property
   def generation(self) -> str:
-    """The key of `DEVICES` of the target."""
+    """The key of `GENERATIONS` of the target."""
     return topology.generation_of(self.target)
 
   @property
@@ -300,7 +267,7 @@ def cost(
     flops=cycles.work.flops,
     memory=compiled.memory,
     live=buffers.live_memory(module),
-    fits=compiled.memory.total <= DEVICES[generation].memory,
+    fits=compiled.memory.total <= GENERATIONS[generation].memory,
   )
   devices = len(placement.ids) if placement else 1
   row = _by_schedule(row, _Kernels(module, cycles), simulated, cycles.work, devices)
@@ -320,7 +287,7 @@ def without_kernels(module: bytes, target: str, why: str, *, fits: bool | None =
   parsed = proto.parse_module(module, where=f"program for {target}")
   live = buffers.live_memory(parsed)
   if fits is None:
-    fits = live.peak_bytes <= DEVICES[topology.generation_of(target)].memory
+    fits = live.peak_bytes <= GENERATIONS[topology.generation_of(target)].memory
   return Row(target, fits=fits, live=live, why=why)
 
 
@@ -612,7 +579,7 @@ def spread(target: str) -> tuple[float, float] | None:
   """The range of time / estimated time of nine of ten programs that were measured on a target.
 
   Args:
-    target: a key of `DEVICES`.
+    target: a key of `GENERATIONS`.
 
   Returns:
     Both ends; None where no program was measured.
@@ -640,11 +607,11 @@ def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
   """Milliseconds of floating-point operations and of bytes at the peaks of a device.
 
   Args:
-    target: a key of `DEVICES`.
+    target: a key of `GENERATIONS`.
     flops: one number, or an array of programs.
     bytes_accessed: as `flops`; `_MOVED_SHARE` of them count.
   """
-  device = DEVICES[target]
+  device = GENERATIONS[target]
   return 1e3 * np.maximum(flops / device.flops, _MOVED_SHARE * bytes_accessed / device.bandwidth)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 
 from tpugraphs_jax.hlo import integers, names, topology, tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import costs, page
-from tpugraphs_jax.tuning.costs import DEVICES, Row
+from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.schedule import chips
 from tpugraphs_jax.version import __version__
 
@@ -197,7 +198,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _fits(row: Row) -> str:
-  memory = DEVICES[row.generation].memory
+  memory = GENERATIONS[row.generation].memory
   return _FITS[row.fits].format(memory / _GIB)
 
 
@@ -378,8 +379,8 @@ def load(path: str | os.PathLike[str]) -> list[Estimate]:
 def _estimate(values: Mapping[str, Any]) -> Estimate:
   rows = []
   for row in values["rows"]:
-    if topology.generation_of(row["target"]) not in DEVICES:
-      raise ValueError(f"target {row['target']!r}, expected one of {', '.join(DEVICES)}")
+    if topology.generation_of(row["target"]) not in GENERATIONS:
+      raise ValueError(f"target {row['target']!r}, expected one of {', '.join(GENERATIONS)}")
     if (row["milliseconds"] is None) != bool(row["why"]):
       raise ValueError(f"a time {row['milliseconds']} with the reason {row['why']!r} for none")
     kernels = tuple(

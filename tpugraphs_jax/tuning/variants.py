@@ -17,10 +17,11 @@ import signal
 import jax
 
 from tpugraphs_jax.hlo import calls, tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, files, machine, tasks, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import programs, summary
-from tpugraphs_jax.tuning.costs import DEVICES, Row
+from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.page import Page
 
 _MEMORY = 4 << 30  # bytes that a process and its compiler take for a step of a large model
@@ -110,7 +111,7 @@ class Variants(Page):
 
 
 def _memory(target: str) -> int:
-  return DEVICES[Row(target).generation].memory
+  return GENERATIONS[Row(target).generation].memory
 
 
 def _cells(variant: Variant) -> list[str]:
