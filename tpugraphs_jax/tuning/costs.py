@@ -218,7 +218,7 @@ class Row:
   @property
   def loading_ms(self) -> float:
     """Milliseconds that the first run takes longer at the most, which copies `loaded` itself."""
-    return 1e3 * self.loaded / DEVICES[self.generation].bandwidth
+    return 1e3 * self.loaded / GENERATIONS[self.generation].bandwidth
 
   @property
   def moves_ms(self) -> float:
