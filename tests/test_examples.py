@@ -1,4 +1,4 @@
-"""The examples of the API page and of `examples/` give what they say."""
+"""The examples of docstrings and of `examples/` give what they say."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Lists the files that a run reads through, in the order of the first call, with a line each.
+"""Lists the files that a run reads through, in the order of the first call.
 
     python -m tools.walk                        prints the list of `xla-random,full,ci`
     python -m tools.walk --write                writes it into docs/architecture.md
@@ -11,7 +11,6 @@ the pages of a run (`run`, `train`, `rankers`) call. It leaves out the layers of
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import os
 from pathlib import Path
@@ -19,11 +18,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 _PAGES, _TOOLS = ("run", "train", "rankers"), ("infra", "nn", "synthetic")
+_WIDTH = 120
 _BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
 
 
@@ -63,11 +64,6 @@ def files_of(config: str) -> list[str]:
   return list(seen)
 
 
-def first_line(path: Path) -> str:
-  """The first line of the docstring of a file."""
-  return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-
-
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--config", default="configs/layout.py:xla-random,full,ci")
@@ -86,8 +82,7 @@ def main() -> None:
       env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     files = Path(calls.name).read_text().splitlines()
-  lines = [f"{name:<23} {first_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
-  text = "".join(f"{number:2d} {line}\n" for number, line in enumerate(lines, 1))
+  text = textwrap.fill(", ".join(files), _WIDTH) + "\n"
   if args.write:
     PAGE.write_text(_BLOCK.sub(lambda block: block[1] + text + block[2], PAGE.read_text()))
   else:

@@ -21,8 +21,8 @@ and `estimate(function, *arguments)` estimates its time and memory on TPUs. Trai
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
 `report()`.
 
-Modules: `hlo` (graphs of your own programs), `collect` (labels for them), `metrics`, `report`,
-`training` and `view`.
+Modules: `hlo` (graphs of your own programs), `collect` (labels for them), `metrics`, `report` and
+`view`. docs/api.md has an example of every public name.
 """
 
 from etils import epy
@@ -35,11 +35,13 @@ __all__ = [
   "OpGraph",
   "apply",
   "collect",
+  "compare",
   "estimate",
   "explain",
   "hlo",
   "load",
   "load_config",
+  "load_estimates",
   "metrics",
   "propose",
   "rank",
@@ -47,7 +49,6 @@ __all__ = [
   "read_tile",
   "report",
   "train_model",
-  "training",
   "tune",
   "tune_tiles",
   "view",
@@ -60,9 +61,10 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.rankers.ranker import Ensemble, explain, load, propose, rank
   from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.run.python import train_model
-  from tpugraphs_jax.train import training
+  from tpugraphs_jax.tuning.comparison import compare
   from tpugraphs_jax.tuning.estimate import estimate
   from tpugraphs_jax.tuning.layouts import apply
+  from tpugraphs_jax.tuning.summary import load as load_estimates
   from tpugraphs_jax.tuning.tiles import tune_tiles
   from tpugraphs_jax.tuning.tune import tune
 
