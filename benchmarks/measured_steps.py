@@ -239,7 +239,6 @@ def estimate(measured: Measured, *, memory_only: bool) -> dict[str, Any]:
   call = calls.Call(function, arguments, {})
   start = time.monotonic()
   (row,) = estimates.estimate_call(call, [measured.target], memory_only=memory_only).rows
-  needed = row.memory.total if row.memory else row.live.peak_bytes
   return {
     "name": measured.name,
     "target": measured.target,
@@ -249,7 +248,7 @@ def estimate(measured: Measured, *, memory_only: bool) -> dict[str, Any]:
     "exposed_ms": row.exposed_ms,
     "roofline_ms": 1e3 * flops(measured.step) / costs.DEVICES[row.generation].flops,
     "measured_gib": measured.gib,
-    "estimated_gib": needed / _GIB if needed else None,
+    "estimated_gib": row.needed / _GIB if row.needed else None,
     "measured_fits": measured.fits,
     "estimated_fits": row.fits,
     "groups": dict(row.groups),

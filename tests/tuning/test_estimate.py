@@ -237,6 +237,11 @@ def test_a_program_whose_compilation_is_ended_has_its_memory(compiled):
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.fits and row.live.peak_bytes == 4 * 4096**2
   assert row.milliseconds is None and "more than 60 s" in row.why
+  said = "RESOURCE_EXHAUSTED: Used 33.50G of 31.25G hbm."
+  compiled(compiler.OutOfMemory(said, module.SerializeToString()))
+  found = estimate.estimate(step, targets="v6e")
+  assert found.rows[0].fits is False and found.rows[0].needed == 33.5 * 2**30
+  assert "no, 33.5 of 31.25 GiB" in repr(found)
   compiled(compiler.Ended("killed"))
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.fits is None and "failed: killed" in row.why

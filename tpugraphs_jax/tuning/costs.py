@@ -36,6 +36,9 @@ from tpugraphs_jax.tuning.schedule import chips, ici, mesh, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 BETWEEN = "between kernels"
+# What the compiler says of a program whose memory does not fit: "Used 33.78G of 31.25G hbm".
+_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
+_PREFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_NAMED = 5
 # Kernels that have only a bound take at most this share of a program that has a time; their time is
 # taken to be up to so many times the bound.
@@ -166,6 +169,8 @@ class Row:
     flops: floating-point operations.
     memory: bytes that the compiler plans on the device.
     live: the buffers of the program over its schedule.
+    needed: bytes of the device's memory, also of a program that the compiler refuses; None if they
+      are unknown.
     fits: whether this memory fits on the device; None if that is unknown.
     bound: what takes the largest part of the time, as of `KernelCost`.
     groups: milliseconds by what bounds kernels, and between kernels, the most first.
@@ -193,6 +198,7 @@ class Row:
   flops: float | None = None
   memory: tpu.MemoryPlan | None = None
   live: buffers.LiveMemory = buffers.LiveMemory()
+  needed: int | None = None
   fits: bool | None = None
   bound: str = ""
   groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -267,6 +273,7 @@ def cost(
     flops=cycles.work.flops,
     memory=compiled.memory,
     live=buffers.live_memory(module),
+    needed=compiled.memory.total,
     fits=compiled.memory.total <= GENERATIONS[generation].memory,
   )
   devices = len(placement.ids) if placement else 1
@@ -284,11 +291,12 @@ def without_kernels(module: bytes, target: str, why: str, *, fits: bool | None =
     why: what the compiler says.
     fits: whether its memory fits; None: as the buffers of the module say.
   """
-  parsed = proto.parse_module(module, where=f"program for {target}")
-  live = buffers.live_memory(parsed)
+  live = buffers.live_memory(proto.parse_module(module, where=f"program for {target}"))
+  used = _USED.search(why)
+  needed = round(float(used[1]) * _PREFIXES[used[2]]) if used else live.peak_bytes
   if fits is None:
-    fits = live.peak_bytes <= GENERATIONS[topology.generation_of(target)].memory
-  return Row(target, fits=fits, live=live, why=why)
+    fits = needed <= GENERATIONS[topology.generation_of(target)].memory
+  return Row(target, live=live, needed=needed, fits=fits, why=why)
 
 
 def _slice(compiled: tpu.TpuProgram, target: str, placement: meshes.Placement) -> ici.Slice:

@@ -27,7 +27,7 @@ _NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
 _GIB = 2**30
 _CAPTURED = 2**24  # bytes of code from which it has captured arrays
-_FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
+_FITS = {True: "yes, {}{:.4g} GiB", False: "no, {}{:.4g} GiB", None: ""}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -199,7 +199,8 @@ def _cells(row: Row) -> list[str]:
 
 def _fits(row: Row) -> str:
   memory = GENERATIONS[row.generation].memory
-  return _FITS[row.fits].format(memory / _GIB)
+  needed = f"{row.needed / _GIB:.4g} of " if row.needed and row.memory is None else ""
+  return _FITS[row.fits].format(needed, memory / _GIB)
 
 
 def _kernels(row: Row) -> Table:

@@ -136,7 +136,6 @@ def order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
 
 def of_row(row: Row, program: programs.Program) -> Variant:
   """The variant of a row of an estimate."""
-  needed = row.memory.total if row.memory else row.live.peak_bytes or None
   named = [
     " ".join(
       filter(None, (console.size(buffer.size), buffer.shape, buffer.operation, buffer.where))
@@ -146,7 +145,7 @@ def of_row(row: Row, program: programs.Program) -> Variant:
   return Variant(
     program.name,
     row.fits,
-    needed,
+    row.needed,
     row.milliseconds,
     row.exposed_ms,
     program.count,
