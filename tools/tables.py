@@ -171,29 +171,6 @@ def front_measured() -> str:
   return pages.table(["", *head], lines)
 
 
-def starts() -> str:
-  """Seconds to the first step and to the end of a command, before and now."""
-  rows = recorded("start")
-  both = lambda key, record: [f"{record[name][key]:.1f}" for name in ("before", "now")]
-  total = {
-    name: {key: sum(row[name][key] for row in rows.values()) for key in ("first_step_s", "end_s")}
-    for name in ("before", "now")
-  }
-  return pages.table(
-    ["variant", "first step, before", "now", "end, before", "now", "compilations, before", "now"],
-    [
-      [
-        case,
-        *both("first_step_s", row),
-        *both("end_s", row),
-        *(f"{row[name]['compilations']:.0f}" for name in ("before", "now")),
-      ]
-      for case, row in rows.items()
-    ]
-    + [["all", *both("first_step_s", total), *both("end_s", total), "", ""]],
-  )
-
-
 def on_device() -> str:
   """The record of a GPU, or a sentence where there is none."""
   path = BENCHMARKS / "device.json"
@@ -313,7 +290,6 @@ TABLES: dict[str, Callable[[], str]] = {
   "best of k": lambda: best_of_k.table(recorded("best_of_k")),
   "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
-  "starts": starts,
   "device": on_device,
   "compiled": lambda: accelerators.table(recorded("accelerators")),
   "segments by size": lambda: gst.table(recorded("results")["gst"]),
