@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 import re
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 MOST_TEXT = 256 * 2**20  # bytes of a schedule; the largest that was seen has 24 MB
+_MOST_CODES = 2**12  # that are remembered; generations have a few hundred
 _MOST_OF_OPERATION = 2**14  # bytes of an operation without its comments
 UNITS = ("matrix", "vector", "load_store")
 
@@ -180,26 +182,26 @@ def _bundle(text: str, pushed: frozenset[int]) -> Bundle:
     (tuple(map(int, mark.findall(text))) if "region" in text else ()) for mark in (_REGION, _END)
   )
   operations, units, products, delay = [], [0, 0, 0], [], 0
-  for part in _NAME.sub(r"\1", text).split(";;"):
+  for part in text.split(";;"):
     match = _OPERATION.match(part)
     if match is None:
       continue
-    kind, code = match[2], match[4]
-    if _IGNORED.match(code) or _NEVER.match(match[5]):
+    code, rest = match[4], match[5]
+    kind = _kind(code)
+    if kind.is_ignored or _NEVER.match(rest):
       continue
-    if code.startswith("vdelay"):
-      delay += _delay(match[5])
-    elif kind in _VECTOR_RESULTS or _is_vector(code):
-      unit = 0 if _MATRIX.match(code) else 2 if _LOAD_STORE.match(code) else 1
-      units[unit] += 1
-      if code.startswith(_PRODUCT):
-        products.append(_product(code + match[5]))
+    if kind.is_delay:
+      delay += _delay(rest)
+    elif kind.is_vector or match[2] in _VECTOR_RESULTS:
+      units[kind.unit] += 1
+      if kind.is_product:
+        products.append(_product(code + rest))
       elif code == _PUSH or (code == "vld" and int(match[1]) in pushed):
-        register = f"v{match[3]}" if kind else f"queue{int(match[1])}"
-        operations.append(_operation(Value(int(match[1]), register), code, match[5]))
+        register = f"v{match[3]}" if match[2] else f"queue{int(match[1])}"
+        operations.append(_operation(Value(int(match[1]), register), code, rest))
     else:
-      register = f"{kind}{match[3]}" if kind else _queued(match[1], code)
-      operations.append(_operation(Value(int(match[1]), register), code, match[5]))
+      register = f"{match[2]}{match[3]}" if match[2] else _queued(match[1], code)
+      operations.append(_operation(Value(int(match[1]), register), code, rest))
   predicates = (
     frozenset(map(int, _PREDICATED.findall(text))) if "(!%p" in text or "(%p" in text else ()
   )
@@ -226,8 +228,34 @@ def _queued(number: str, code: str) -> str:
   return f"queue{int(number)}" if code.startswith(_DIVISION) else ""
 
 
-def _is_vector(code: str) -> bool:
-  return code[0] == "v" and not code.startswith(_SCALAR_OF_VECTORS) or code[:3] in ("cld", "cst")
+class _Kind(NamedTuple):
+  """What the code of an operation says of it.
+
+  Attributes:
+    is_ignored: whether it takes no part in the time.
+    is_delay: whether the core waits.
+    is_vector: whether it is a vector operation; others are where their result is a vector.
+    unit: of `UNITS`, of a vector operation.
+    is_product: whether a matrix unit multiplies.
+  """
+
+  is_ignored: bool
+  is_delay: bool
+  is_vector: bool
+  unit: int
+  is_product: bool
+
+
+@functools.lru_cache(_MOST_CODES)
+def _kind(code: str) -> _Kind:
+  is_vector = code[0] == "v" and not code.startswith(_SCALAR_OF_VECTORS)
+  return _Kind(
+    bool(_IGNORED.match(code)),
+    code.startswith("vdelay"),
+    is_vector or code[:3] in ("cld", "cst"),
+    0 if _MATRIX.match(code) else 2 if _LOAD_STORE.match(code) else 1,
+    code.startswith(_PRODUCT),
+  )
 
 
 def _delay(text: str) -> int:
@@ -238,6 +266,7 @@ def _delay(text: str) -> int:
 
 
 def _operation(result: Value, code: str, rest: str) -> Operation:
+  rest = _NAME.sub(r"\1", rest) if "=*/" in rest else rest
   comments = _COMMENT.findall(rest) if "/*" in rest else []
   text = _COMMENT.sub("", rest).rstrip("} \n")
   if len(text) > _MOST_OF_OPERATION:
