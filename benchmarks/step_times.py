@@ -9,20 +9,22 @@ The times are estimates; only the seconds are measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import gzip
 import json
 from pathlib import Path
 import pickle
 import signal
+import statistics
 import time
 from typing import Any
 
 import jax
 
 from benchmarks import pages, timing
-from tpugraphs_jax.hlo import calls, jaxprs, tpu
+from tpugraphs_jax.hlo import calls, jaxprs, proto, tpu, tpu_kernels
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.tuning import compiler, costs, programs
 
@@ -75,6 +77,9 @@ class Work:
   def _path(self, name: str, target: str) -> Path:
     return self._folder / f"{name}__{target}.pkl.gz"
 
+  def has(self, name: str, target: str) -> bool:
+    return self._path(name, target).exists()
+
   def read(self, name: str, target: str) -> tpu.TpuProgram | None:
     path = self._path(name, target)
     if not path.exists():
@@ -87,17 +92,48 @@ class Work:
       file.write(gzip.compress(pickle.dumps(program), _LEVEL))
 
 
-def described(row: costs.Row) -> dict[str, Any]:
-  """What a record keeps of an estimate: its time, how much of it is bounds, and what is missing."""
+def least_ms(program: tpu.TpuProgram, target: str) -> float:
+  """Milliseconds of the bytes and operations of a program's instructions, at the peak of a device.
+
+  The schedules have no part in it.
+  """
+  module = proto.parse_module(program.module, where=f"program for {target}")
+  done = tpu_kernels.estimated_cycles(module).work
+  return float(costs.least_ms(tpu.full_name(target), done.wide_flops, done.bytes_accessed))
+
+
+def described(row: costs.Row, least: float) -> dict[str, Any]:
+  """What a record keeps of an estimate: its time, how much of it is bounds, and what is missing.
+
+  Args:
+    row: the estimate.
+    least: as of `least_ms`.
+  """
   if row.milliseconds is None:
     return {"why": row.why}
   bounds = [f"{kernel.name}: {kernel.why}" for kernel in row.kernels if kernel.is_bound]
   return {
     "ms": float(f"{row.milliseconds:.4g}"),
+    **({"least_ms": float(f"{least:.4g}")} if least > row.milliseconds else {}),
     **({"bounded": round(row.bounded_ms / row.milliseconds, 4)} if bounds else {}),
     **({"why": ", ".join(bounds)[:300]} if bounds else {}),
     **({"assumed": len(row.assumed)} if row.assumed else {}),
   }
+
+
+def trace(
+  program: programs.Program, targets: Sequence[str]
+) -> tuple[calls.Call | None, dict[str, Any]]:
+  """The call of a step, or None and the reason, as the first target traces it."""
+  row: dict[str, Any] = {}
+  if not targets:
+    return None, row
+  try:
+    with seconds(row, "trace_s"), tpu.as_device(targets[0]):
+      given = calls.Call(program.function, program.args, program.kwargs)
+      return jaxprs.for_one_device(given), row
+  except Exception as error:  # one fault of the package leaves the others their rows
+    return None, row | {"why": f"{type(error).__name__}: {console.one_line(error)[:300]}"}
 
 
 def estimate(
@@ -113,7 +149,7 @@ def estimate(
         program = tpu_compiler.compile(call, full)
       work.write(name, target, program)
     with seconds(row, "read_s"), limit(most):
-      row |= described(costs.cost(program, full, call))
+      row |= described(costs.cost(program, full, call), least_ms(program, target))
     row["schedules_mb"] = round(sum(map(len, program.schedules.values())) / 1e6, 2)
   except jax.errors.JaxRuntimeError as error:
     row["why"] = f"the compiler says: {console.one_line(error)[:300]}"
@@ -130,16 +166,23 @@ def table(found: Mapping[str, Any]) -> str:
   for target in TARGETS:
     rows = [row[target] for row in found["steps"].values() if target in row]
     timed = [row for row in rows if "ms" in row]
-    bounded = sum("bounded" in row for row in timed)
-    none = len(rows) - len(timed)
-    lines.append([target, *map(str, (len(rows), len(timed) - bounded, bounded, none))])
-  return pages.table(["TPU", "steps", "by schedules", "some kernels by a bound", "no time"], lines)
+    bounded, below = (sum(name in row for row in timed) for name in ("bounded", "least_ms"))
+    counts = (len(rows), len(timed) - bounded, bounded, len(rows) - len(timed), below)
+    lines.append([target, *map(str, counts)])
+  head = ["TPU", "steps", "by schedules", "some kernels by a bound", "no time"]
+  return pages.table([*head, "below their bytes or operations"], lines)
+
+
+def _named(name: str) -> list[str]:
+  """The file and the key of a step."""
+  file, _, key = name.removeprefix("in_").partition("_")
+  return [file, key.replace("_", " ")]
 
 
 def missing_table(found: Mapping[str, Any]) -> str:
   """Steps without a time of all their kernels, with the reason."""
   lines = [
-    [name.partition("_")[0], name.partition("_")[2].replace("_", " "), target, row["why"][:160]]
+    [*_named(name), target, row["why"][:160]]
     for name, rows in found["steps"].items()
     for target, row in rows.items()
     if "why" in row
@@ -147,42 +190,66 @@ def missing_table(found: Mapping[str, Any]) -> str:
   return pages.table(["file", "step", "TPU", "why"], lines)
 
 
+def _cell(row: Mapping[str, Any]) -> str:
+  if "ms" not in row:
+    return "no time" if row else ""
+  share = f" ({row['bounded']:.0%} by a bound)" if "bounded" in row else ""
+  return f"{row['ms']:.3g}{share}"
+
+
+def all_table(found: Mapping[str, Any]) -> str:
+  """The times of all steps, with the seconds of the compiler and of the execution of schedules."""
+  lines = []
+  for name, rows in found["steps"].items():
+    seconds = ["", ""]
+    if timed := [row for row in rows.values() if row.get("compile_s") and row.get("read_s")]:
+      columns = ([row[part] for row in timed] for part in ("compile_s", "read_s"))
+      seconds = [f"{statistics.median(column):.1f}" for column in columns]
+    lines.append([*_named(name), *(_cell(rows.get(target, {})) for target in TARGETS), *seconds])
+  head = ["file", "step", *(f"{target}, ms" for target in TARGETS)]
+  return pages.table([*head, "compiler, s", "schedules, s"], lines)
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of what is compiled."""
+  parser.add_argument("--work", required=True, type=Path, help="folder of compiled steps")
+  parser.add_argument("--timeout", type=int, default=900, help="seconds for one part of a step")
+
+
 def main() -> None:
   parser = timing.parser(__doc__)
-  parser.add_argument("--work", required=True, type=Path, help="folder of compiled steps")
+  add_work(parser)
   parser.add_argument("--targets", nargs="+", default=TARGETS)
   parser.add_argument("--only", default="", help="steps whose name contains this text")
   parser.add_argument("--steps", type=Path, default=STEPS, help="folder or file of steps")
-  parser.add_argument("--timeout", type=int, default=900, help="seconds for one part of a step")
-  parser.add_argument("--again", action="store_true", help="reads what was compiled anew")
+  parser.add_argument("--again", action="store_true", help="reads anew what another commit read")
+  parser.add_argument("--kept", action="store_true", help="compiles nothing")
   args = parser.parse_args()
   work = Work(args.work)
   before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   rows: dict[str, dict[str, Any]] = before.get("steps", {})
   paths = sources(args.steps) if args.steps.is_dir() else [args.steps]
+  commit = timing.commit()
   with compiler.Compiler(timeout=args.timeout) as tpu_compiler:
     for path in paths:
       for program in programs.load(str(path)):
         if args.only not in program.name:
           continue
         known = rows.setdefault(program.name, {})
-        missing = [target for target in args.targets if args.again or target not in known]
-        if not missing:
-          continue
-        part: dict[str, Any] = {}
-        try:
-          with seconds(part, "trace_s"):
-            call = jaxprs.for_one_device(calls.Call(program.function, program.args, program.kwargs))
-        except Exception as error:
-          call = None
-          part["why"] = f"{type(error).__name__}: {console.one_line(error)[:300]}"
+        missing = [
+          target
+          for target in args.targets
+          if (target not in known or args.again and known[target].get("commit") != commit)
+          and (work.has(program.name, target) or not args.kept)
+        ]
+        call, traced = trace(program, missing)
         for target in missing:
-          row = dict(part)
+          row = {**traced, "commit": commit}
           if call is not None:
             row |= estimate(call, program.name, target, tpu_compiler, work, args.timeout)
-          before = {"compile_s": known[target].get("compile_s")} if target in known else {}
-          known[target] = before | row
-          timing.write({"libtpu": tpu.libtpu_version(), "steps": rows}, args.out)
+          known[target] = {"compile_s": known.get(target, {}).get("compile_s"), **row}
+          written = {"libtpu": tpu.libtpu_version(), "steps": {k: v for k, v in rows.items() if v}}
+          timing.write(written, args.out)
           print(f"{program.name} {target}: {json.dumps(row)[:300]}", flush=True)
   print(table({"steps": rows}))
 

@@ -44,6 +44,14 @@ def in_subprocess(module: str, *args: str) -> dict[str, Any]:
     return json.loads(out.read_text())
 
 
+def commit() -> str:
+  """The commit of the package, short."""
+  command = ["git", "rev-parse", "--short", "HEAD"]
+  return subprocess.run(
+    command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True
+  ).stdout.strip()
+
+
 def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
   """A parser with the flags that benchmarks share: `--out`, and `--repeats` if it has a default."""
   result = argparse.ArgumentParser(description=description.splitlines()[0])

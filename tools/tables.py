@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks import (
   accelerators,
   alexnet,
+  assumed_integers,
   best_of_k,
   device,
   gst,
@@ -27,6 +28,7 @@ from benchmarks import (
   own_quality,
   pages,
   run_all,
+  sizes,
   step_times,
   systems,
   tune,
@@ -301,7 +303,11 @@ TABLES: dict[str, Callable[[], str]] = {
   },
   "measured": lambda: measured.table(recorded("measured")),
   "steps": lambda: step_times.table(recorded("step_times")),
+  "all steps": lambda: step_times.all_table(recorded("step_times")),
   "steps without a time": lambda: step_times.missing_table(recorded("step_times")),
+  "assumed integers": lambda: assumed_integers.table(recorded("assumed_integers")),
+  "sizes": lambda: sizes.table(recorded("sizes")),
+  "odd sizes": lambda: sizes.outliers_table(recorded("sizes")),
   "corpus": lambda: measured_programs.corpus_table(recorded("measured_corpus")),
   "measured in front": front_measured,
   **{
