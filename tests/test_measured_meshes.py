@@ -85,8 +85,9 @@ def test_errors_are_means_of_the_rows_that_have_a_time():
     {"target": "tpu:v6e:4x4", "measured_us": 10.0, "is_fitted": True, "simulated_us": 7.0},
     {"target": "tpu:v6e:4x4", "measured_us": 10.0, "is_fitted": True, "simulated_us": None},
   ]
-  rows = [row | {"collective_us": 10.0, "ring_us": 20.0} for row in rows]
+  rows = [row | {"collective_us": 10.0, "unfitted_us": 5.0, "formula_us": 20.0} for row in rows]
   found = measured_meshes.summary(rows)
   assert found["all"]["simulated"] == {"rows": 2, "error": 0.2}
   assert found["not fitted"]["simulated"] == {"rows": 1, "error": 0.1}
-  assert found["tpu:v6e"]["ring"] == {"rows": 2, "error": 1.0}
+  assert found["tpu:v6e"]["formula"] == {"rows": 2, "error": 1.0}
+  assert found["all"]["unfitted"] == {"rows": 3, "error": 0.5}

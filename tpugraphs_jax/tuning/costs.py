@@ -127,7 +127,7 @@ class CollectiveCost:
     where: its source line, `model.py:12`.
     by: who asked for it, `FUNCTION` or `PARTITIONER`.
     is_full_copy: whether the partitioner gives the whole array to every device.
-    why: why its time is that of the formula of a ring; empty if its schedule was executed.
+    why: why its time is that of a formula; empty if its schedule was executed.
   """
 
   name: str

@@ -96,7 +96,7 @@ class Estimate(page.Page):
       if row.bounded_ms and not row.why:
         yield f"{short}: {_bounded(row)}"
       if formulas := [one.name for one in row.communication if one.why]:
-        yield f"{short}: by the formula of a ring: {', '.join(formulas[:_NAMED])}"
+        yield f"{short}: by a formula: {', '.join(formulas[:_NAMED])}"
       if row.communication and not row.why:
         links = chips.chips()[row.generation].link
         yield f"{short}: the links between chips: {links.source}; DCN between slices is left out"
@@ -248,7 +248,7 @@ def _communication(row: Row) -> Table:
         one.operation,
         one.where,
         one.by + ": the whole array on every device" * one.is_full_copy,
-        one.why and f"by the formula of a ring: {one.why}",
+        one.why and f"by a formula: {one.why}",
       ]
     )
   title = (
