@@ -64,10 +64,13 @@ _REDUCTIONS = {"add": np.add, "and": np.logical_and, "maximum": np.maximum}
 _REDUCTIONS |= {"minimum": np.minimum, "multiply": np.multiply, "or": np.logical_or}
 # Opcodes whose result has the value of their first operand.
 _SAME = ("copy", "copy-done", "copy-start", "add-dependency", "opt-barrier", "optimization-barrier")
+_TELLING = ("Assume", "IndicesBitpacked")  # in the targets of calls that return their operand
 # Opcodes through which an index stays an index into the same dimension.
-_PASSING = {*_SAME, "bitcast", "broadcast", "clamp", "concatenate", "convert", "maximum", "minimum"}
+_PASSING = {"bitcast", "broadcast", "clamp", "concatenate", "convert", "maximum", "minimum"}
 _PASSING |= {"pad", "reshape", "select", "slice", "sort", "transpose", "add", "subtract", "reverse"}
 _PASSING |= {"get-tuple-element", "dynamic-slice", "gather", "async-start", "async-done"}
+# The components of an index that is packed into a word, and taken out of it.
+_PASSING |= {"and", "or", "shift-left", "shift-right-logical"}
 _CALLS = ("call", "fusion")
 
 
@@ -221,7 +224,7 @@ class Integers:
       return tuple(operands) if any(part is not None for part in operands) else None
     if opcode == "get-tuple-element":
       return operands[0][node.tuple_index] if operands[0] is not None else None
-    if opcode in _SAME or (opcode == "custom-call" and "Assume" in node.custom_call_target):
+    if _is_same(node):
       return operands[0]
     if any(operand is None or isinstance(operand, tuple) for operand in operands):
       return None
@@ -378,8 +381,16 @@ class Integers:
         yield user, None
     elif user.opcode == "sort":
       yield user, place if user.shape.tuple_shapes else None
+    elif _is_same(user):
+      yield user, part
     elif user.opcode in _PASSING and (place == 0 or user.opcode not in ("gather", "dynamic-slice")):
       yield user, None
+
+
+def _is_same(node: proto.HloInstructionProto) -> bool:
+  """Whether a result is the first operand; some calls only tell the compiler about it."""
+  tells = any(part in node.custom_call_target for part in _TELLING)
+  return node.opcode in _SAME or (node.opcode == "custom-call" and tells)
 
 
 def _is_evaluated(shape: proto.ShapeProto) -> bool:

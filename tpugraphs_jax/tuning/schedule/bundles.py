@@ -148,6 +148,8 @@ _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
 _SCALAR_OF_VECTORS = ("vsync", "vwait", "vdelay")
 _CALLS = ("inlined_call", "call")  # of kernels; the second in large programs
 _DIVISION = "sdivrem"
+# A DMA from the scalar memory of one core of a chip into that of the other one, and its comment.
+MESSAGE, _BETWEEN_CORES = "dma.smem_to_smem", "smem-to-smem"
 _PRODUCT = "vmatmul"
 # A vector whose first word becomes a scalar: `%420 = vpush %v393_v1`, then `%s421_s13 = spop %420`.
 _PUSH = "vpush"
@@ -281,6 +283,8 @@ def _operation(result: Value, code: str, rest: str) -> Operation:
   if code.startswith("inlined_call_operand"):
     index = _INDEX.search(text)
     return Operation(code, result, text=f"{index[2]} {index[1]}" if index else "")
+  if code == "dma.general" and comment == _BETWEEN_CORES:
+    code = MESSAGE
   text = _SUBLANES.sub("", _ATTRIBUTE.sub("", text))
   predicate = _PREDICATE.search(text)
   fields: dict = {"result": result if result.register else None}

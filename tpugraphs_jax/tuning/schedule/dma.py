@@ -92,6 +92,10 @@ class Dmas:
     self.flags.setdefault(flag, Flag()).arrivals.append((arrival, size))
     return moved
 
+  def arrive(self, flag: int, time: float, size: int) -> None:
+    """Lets a flag count granules that another core sent."""
+    self.flags.setdefault(flag, Flag()).arrivals.append((time, size))
+
   def wait(self, now: float, flag: Any, count: Any) -> float:
     """Cycles until a flag has a count.
 

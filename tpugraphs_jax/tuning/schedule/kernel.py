@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from tpugraphs_jax.tuning.schedule import executor, linker
 from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
-from tpugraphs_jax.tuning.schedule.bundles import UNITS, Unreadable
+from tpugraphs_jax.tuning.schedule.bundles import MESSAGE, UNITS, Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Dmas, known
 from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
 
 # Of two cores of a chip that execute one program: each signals to the other, and waits for it.
 SIGNAL, BARRIER = "vsyncadd.remote", "vwait.ge.trace"
+_QUEUED = (
+  "vwait.lt.trace"  # the sender of a message waits until the queue of the other core has room
+)
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
 SCALAR = "<no memory space>"  # where operands are that a register itself holds
@@ -25,6 +29,7 @@ _POINTER_BITS = 18
 # In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
 # The number of the flag stands behind these bits once more.
 _BOTH_CORES, _OF_BOTH = 0x6000 << 16, 16
+_OF_OTHER_CORE = 0x24000  # bits of the flags of a message: of the receiver, and of what has left
 _OFFSET = 3  # bits of a flag's place among those of its allocation
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 _WORD = 0xFFFFFFFF
@@ -80,11 +85,34 @@ class Cost:
     return PRODUCTS if busiest == 0 else VECTOR
 
 
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """Words that one core of a chip sends to the other one.
+
+  Attributes:
+    arrival: when it is there, in cycles since the kernel began.
+    size: in granules.
+    address: in scalar memory.
+    words: from there on.
+  """
+
+  arrival: float
+  size: int
+  address: int
+  words: Sequence[Any]
+
+
+Messages = dict[int, collections.deque[Message]]  # by the flag to which they add
+
+
 class KernelCore:
   """A core that executes one kernel; see `linker.Core`.
 
   Attributes:
     loops: those that data may end.
+    received: messages of the other core. It has room for all of them: the time of a kernel is that
+      of its slower core, also where the sender would wait.
+    sent: messages to the other core.
   """
 
   loops: executor.DataLoops
@@ -93,11 +121,16 @@ class KernelCore:
     self.memory, self.arrays = Memory(_COMPUTED), arrays
     self.dmas = Dmas(chip, busy)
     self.stall, self.branches = 0.0, 0
+    self.received: Messages = {}
+    self.sent: Messages = collections.defaultdict(collections.deque)
     self._chip = chip
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     if code == "dma":
       self._start_descriptor(now, arguments.get("descriptor"))
+      return self._chip.start
+    if code == MESSAGE:
+      self._send(now, arguments)
       return self._chip.start
     source, _, destination = code.removeprefix("dma.").partition("_to_")
     spaces = source, destination
@@ -115,6 +148,26 @@ class KernelCore:
     elif source == "smem":
       self._write(arguments.get("smem"), destination, arguments.get(destination), moved)
     return self._chip.start
+
+  def _send(self, now: float, arguments: Mapping[str, Any]) -> None:
+    """Sends words to the other core of the chip."""
+    names = ("src", "dst", "size_in_granules", "dst_syncflagno", "src_syncflagno")
+    source, address, size, flag, own = (known(arguments.get(name), name) for name in names)
+    moved = self.dmas.start(("smem", "smem"), now, size, own & ~_OF_OTHER_CORE)
+    count = min(moved // WORD, MOST_WORDS)
+    words = [self.memory[source + place] for place in range(count)]
+    message = Message(self.dmas.last, size, address, words)
+    self.sent[flag & ~_OF_OTHER_CORE].append(message)
+
+  def _receive(self, flag: Any, count: Any) -> None:
+    """Keeps the words of the messages for which a wait lasts."""
+    messages = self.received.get(flag, ()) if isinstance(flag, int) else ()
+    missing = known(count, "the count of a wait")
+    while messages and missing > 0:
+      message = messages.popleft()
+      missing -= message.size
+      self.dmas.arrive(flag, message.arrival, message.size)
+      self.memory.fill(message.address, len(message.words), message.words)
 
   def _start_descriptor(self, now: float, descriptor: Any) -> None:
     """Starts the DMA that scalar memory describes."""
@@ -136,8 +189,12 @@ class KernelCore:
     if code == BARRIER:
       self.dmas.add(now, flag, count)  # by the other core of the chip, which does the same
       return 0.0
+    if code == _QUEUED:
+      return 0.0
     if code not in ("dma.done.wait", "vwait.ge"):
       raise Unreadable(f"the operation {code[:40]} is not known")
+    if self.received:
+      self._receive(flag, count)
     waited = self.dmas.wait(now, flag, count)
     self.stall += waited
     return waited
@@ -196,7 +253,7 @@ def simulate(
   """
   open_loops: set[int] = set()
   while True:
-    loops = executor.DataLoops(iterations, open_loops)
+    loops = lambda: executor.DataLoops(iterations, open_loops)
     try:
       return _simulate(
         schedule, chip, registers or {}, operands or {}, loops, is_of_xla, busy, core
@@ -210,7 +267,7 @@ def _simulate(
   chip: Chip,
   registers: Mapping[str, Any],
   operands: Mapping[int, Sequence[int]],
-  loops: executor.DataLoops,
+  loops: Callable[[], executor.DataLoops],
   is_of_xla: bool,
   busy: float,
   core: Callable[[Chip, Arrays, float], KernelCore],
@@ -235,17 +292,20 @@ def _simulate(
     arrays.write(words[register], given)
     if kind == "output":
       outputs[int(index)] = space, words[register]
-  unit = core(chip, arrays, busy)
-  unit.loops = loops
-  if is_of_xla:
-    unit.memory.unwritten = _COMPUTED_OF_XLA
-  cycles, counts = executor.run(schedule, unit, schedule.registers(unit, words), chip)
+  last, messages = 0.0, {}
+  for number in (1, 0) if schedule.has_messages else (0,):  # the second core of a chip sends
+    unit = core(chip, arrays, busy)
+    unit.loops, unit.memory.core, unit.received = loops(), number, messages
+    if is_of_xla:
+      unit.memory.unwritten = _COMPUTED_OF_XLA
+    cycles, counts = executor.run(schedule, unit, schedule.registers(unit, words), chip)
+    last, messages = max(last, cycles), unit.sent
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
     sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))
   ]
   return Cost(
-    cycles,
+    last,
     unit.stall,
     unit.dmas.hbm_bytes,
     unit.dmas.chip_bytes,
@@ -254,5 +314,5 @@ def _simulate(
     tuple(units),
     {n: found for n, place in outputs.items() if (found := arrays.written(*place))},
     unit.branches,
-    loops.has_open,
+    unit.loops.has_open,
   )

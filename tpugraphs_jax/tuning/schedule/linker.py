@@ -17,6 +17,7 @@ from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import (
   Allocation,
   Bundle,
+  MESSAGE,
   Operand,
   Operation,
   Unreadable,
@@ -121,6 +122,7 @@ _NOTHING, _MEMORY, _NOWHERE, _ARRAYS = range(4)
 _DMA_WORDS = ("size_in_granules", "dst_syncflagno", "overrides")
 _SOURCE_FLAG = "src_syncflagno"  # counts what has left, of a DMA to another chip
 _ADDRESSES = ("hbm", "vmem", "smem")
+_MESSAGE_WORDS = (*_DMA_WORDS, _SOURCE_FLAG, "src", "dst")
 _CORE_ID = "core id"  # comment of a load; loads of the id of the chip have others
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
@@ -138,6 +140,7 @@ class Schedule:
   Attributes:
     blocks: by number, from 0.
     operands: register and description, such as `input 0`, of each operand of a kernel that matters.
+    has_messages: whether one core of a chip sends words to the other one.
 
   Raises:
     Unreadable: a branch without a target, or more of anything than this class can tell apart.
@@ -172,6 +175,9 @@ class Schedule:
       and operation.result
       and operation.result.number in self._needed
     }
+    self.has_messages = any(
+      operation.code == MESSAGE for bundle in bundles for operation in bundle.operations
+    )
     self.blocks = self._link()
 
   @property
@@ -354,7 +360,7 @@ class Schedule:
       code = f"{code}.{operation.text}"
     if code == "sld":
       if operation.text == _CORE_ID:
-        return (FUNCTIONS["smov"], result, self._constant(0), 0, 0)
+        return (_load_core, result, _MEMORY, 0, 0)
       if operation.text:
         return (_load_chip, result, _MEMORY, 0, 0)
       return (load, result, words[0] if words else _NOWHERE, _MEMORY, 0)
@@ -426,6 +432,8 @@ class Schedule:
 
   def _wanted(self, code: str) -> tuple[str, ...]:
     """The named operands of a DMA that decide its time, and the contents of scalar memory."""
+    if code == MESSAGE:
+      return _MESSAGE_WORDS
     words = (*_DMA_WORDS, _SOURCE_FLAG) if code == "dma.general" else _DMA_WORDS
     return (*words, *_ADDRESSES) if self._keeps_addresses or "smem" in code else words
 
@@ -479,6 +487,10 @@ class BundleScope:
   defined: set[int]
   written: set[str] = dataclasses.field(default_factory=set)
   saved: set[str] = dataclasses.field(default_factory=set)
+
+
+def _load_core(memory: Any, _: Any, __: Any) -> Any:
+  return memory.core
 
 
 def _load_chip(memory: Any, _: Any, __: Any) -> Any:

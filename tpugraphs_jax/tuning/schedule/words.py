@@ -81,12 +81,13 @@ class Memory(dict):
 
   Attributes:
     chip: the id of the chip.
+    core: the number of the core in the chip.
   """
 
   def __init__(self, unwritten: Unknown):
     super().__init__()
     self.unwritten = unwritten
-    self.chip = 0
+    self.chip = self.core = 0
 
   def fill(self, start: int, count: int, words: Sequence[Any] = ()) -> None:
     """Writes words from an address on; words beyond the given ones are unwritten again.
