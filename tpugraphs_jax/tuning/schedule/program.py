@@ -470,16 +470,19 @@ class Run:
       now: cycle.
       free: bytes that the HBM can move beside kernels; None: all that its bandwidth allows.
     """
-    if free is None:
-      free = max(0.0, now - self._moved_until) * self._chip.bytes_per_cycle
+    before = min(self._moved_until, now)
+    most = (now - before) * self._chip.bytes_per_cycle if free is None else free
+    left = most
     self._moved_until = max(self._moved_until, now)
-    while self._copies and free >= self._copies[0].left:
+    while self._copies and left >= self._copies[0].left:
       copy = self._copies.pop(0)
-      free -= copy.left
-      self._record(copy.start, now, DMA, copy.code, copy.moved)
-      self._flag(copy.flag).arrivals.append((now, copy.size))
+      left -= copy.left
+      moved = now - (now - before) * (left / most if most else 0.0)
+      arrival = max(moved, copy.start) + self._chip.latency
+      self._record(copy.start, arrival, DMA, copy.code, copy.moved)
+      self._flag(copy.flag).arrivals.append((arrival, copy.size))
     if self._copies:
-      self._copies[0].left -= free
+      self._copies[0].left -= left
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     self._move(now)
@@ -497,7 +500,7 @@ class Run:
       return 0.0
     if arrival is None:
       raise Unreadable("the program waits for a copy that nothing starts")
-    waited = max(waited + self._chip.latency if waited else 0.0, arrival - now)
+    waited = max(waited, arrival - now)
     self.copy_stall += waited
     if waited:
       self._record(now, now + waited, WAIT)
