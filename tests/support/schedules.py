@@ -21,6 +21,7 @@ CHIP = Chip(
   mixed=1.0,
   latency=10.0,
   start=0.0,
+  wait=0.0,
   vmem=64.0,
   granule=32,
   slots=4,

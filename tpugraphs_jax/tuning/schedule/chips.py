@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-VERSION = 4  # of the simulator; another one where programs get other times from the same constants
+VERSION = 5  # of the simulator; another one where programs get other times from the same constants
 CONSTANTS = Path(__file__).with_name("constants.json")
 
 
@@ -50,6 +50,7 @@ class Chip:
     mixed: part of that which a DMA reaches while one in the other direction is on its way.
     latency: cycles between the last byte of a DMA and its arrival.
     start: cycles that the core needs to start a DMA.
+    wait: cycles that the core needs to await a DMA, also one that has arrived.
     vmem: bytes a cycle of DMAs that stay on the chip.
     granule: bytes of the unit in which DMAs count.
     slots: cycles after a branch whose bundles still run.
@@ -70,6 +71,7 @@ class Chip:
   mixed: float
   latency: float
   start: float
+  wait: float
   vmem: float
   granule: int
   slots: int

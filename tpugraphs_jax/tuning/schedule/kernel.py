@@ -197,7 +197,7 @@ class KernelCore:
       self._receive(flag, count)
     waited = self.dmas.wait(now, flag, count)
     self.stall += waited
-    return waited
+    return waited + self._chip.wait
 
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code == "vsyncadd":

@@ -504,7 +504,7 @@ class Run:
     self.copy_stall += waited
     if waited:
       self._record(now, now + waited, WAIT)
-    return waited
+    return waited + self._chip.wait
 
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code == "vsyncadd":
