@@ -92,6 +92,21 @@ def test_indices_and_positions_mean_what_reads_them():
   assert (position.kind, position.limits) == (integers.POSITION, (48,))
 
 
+def test_an_index_in_a_part_of_a_word_means_what_reads_the_part():
+  """As the compiler packs the components of an index into one word before a scatter."""
+
+  def function(x, i, u):
+    words = jnp.arange(6) << 16 | i & 0xFFFF
+    parts = jnp.stack([jax.lax.shift_right_logical(words, 16), words & 0xFFFF], 1)
+    return x.at[parts[:, 0], parts[:, 1]].add(u)
+
+  shapes = _S((6, 50, 4), "float32"), _S((6,), "int32"), _S((6, 4), "float32")
+  lowered = jax.jit(function).lower(*shapes).compiler_ir("hlo")
+  module = proto.HloModuleProto.FromString(lowered.as_serialized_hlo_module_proto())
+  meaning = _first_meanings(module)[1]
+  assert (meaning.kind, meaning.limits) == (integers.INDEX, (6, 50))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (0,)])
 @pytest.mark.parametrize("how", [LOWEST, ASSUMED, HIGHEST])
 def test_drawn_integers_fit_their_meaning(shape, how):
@@ -108,6 +123,8 @@ def test_drawn_integers_fit_their_meaning(shape, how):
     assert groups.sum() == 23 and groups.min() >= 0
     if how == ASSUMED:
       assert groups.max() - groups.min() <= 1
+    else:
+      assert groups.flat[0] == (23 if how == LOWEST or size == 1 else groups.min())
 
 
 @pytest.mark.parametrize("how", [LOWEST, ASSUMED, HIGHEST])

@@ -99,7 +99,8 @@ class Meaning:
       how: `ASSUMED`: an index is uniform over its dimension, a position is the middle, a length
         half of the largest, and groups have equal sizes. `LOWEST`: all are 0 (a length 1), and the
         first group has all rows. `HIGHEST`: indices are spread evenly, a position or a length is
-        the largest one, and the last group has all rows. Starts and counts have one value.
+        the largest one, and each group is larger than the one before. Starts and counts have one
+        value.
     """
     count = math.prod(shape)
     if not count or (self.kind == INDEX and min(self.limits, default=0) < 1):
@@ -117,8 +118,11 @@ class Meaning:
       if how == ASSUMED:
         sizes[:] = rows // count
         sizes[: rows % count] += 1
-      else:
-        sizes[0 if how == LOWEST else -1] = rows
+      elif how == LOWEST:
+        sizes[0] = rows
+      else:  # the borders of groups that grow cut blocks
+        steps = np.cumsum(np.arange(1, count + 1))
+        sizes = np.diff(rows * steps // steps[-1], prepend=0)
       return sizes.reshape(shape)
     if how == LOWEST:
       return np.zeros(shape, np.int64)

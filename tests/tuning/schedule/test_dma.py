@@ -117,6 +117,13 @@ def test_starting_a_dma_takes_the_core_its_cycles():
   assert cost(_dma(1, 1), EMPTY, chip=busy).cycles == 2 + 7
 
 
+def test_a_wait_takes_the_core_its_cycles_although_the_dma_has_arrived():
+  slow = CHIP.__class__(**vars(CHIP) | {"wait": 7.0})
+  lines = (_dma(1, 1), *[EMPTY] * 40, _wait(1, 1))
+  assert cost(*lines, chip=slow).cycles == cost(*lines).cycles + 7
+  assert cost(*lines, chip=slow).stall == 0
+
+
 def test_a_dma_whose_predicate_is_false_is_not_started():
   lines = ("%p1_p0 = scmp.eq.s32.totalorder 1, 2", _dma(9, 1, predicate="(%p1_p0),"), EMPTY)
   assert cost(*lines).dmas == 0
@@ -173,3 +180,45 @@ def test_two_cores_that_execute_one_program_do_not_wait_for_each_other():
     "%3 = vsyncadd [#allocation4], 4294967295",
   )
   assert cost(*lines, *lines).cycles == 6
+
+
+def _of_core(number, *lines):
+  """Bundles that only one core of a chip executes."""
+  return (
+    "%s70_s1 = sld [smem:[#allocation7]] /* core id */",
+    f"%p70_p1 = scmp.ne.s32.totalorder %s70_s1, {number}",
+    f"%71 = sbr.rel (%p70_p1) target = $region{number + 8}",
+    *[EMPTY] * CHIP.slots,
+    *lines,
+    f"@{number + 8} {EMPTY}",
+  )
+
+
+@pytest.mark.parametrize("word, granules", [(0, 0), (5, 50)])
+def test_words_that_the_other_core_of_a_chip_sends_decide_what_it_moves(word, granules):
+  """As in a scatter on v5p: the second core takes the indices apart for the first one."""
+  wait = "%80 = dma.done.wait [#allocation4], 4 ;; %81 = vsyncadd [#allocation4], 4294967292"
+  sends = (
+    f"%82 = sst [smem:[#allocation2]] {word}",
+    "%83 = vwait.lt.trace [#allocation5], 4",
+    "%s84_s2 = sor.u32 16384, [#allocation4] ;; %s85_s3 = sor.u32 131072, [#allocation3] ;; "
+    "%s86_s4 = smov [#allocation2]",
+    "%87 = dma.general /*src=*/%s86_s4, /*size_in_granules=*/4, /*dst=*/%s86_s4, "
+    "/*dst_syncflagno=*/%s84_s2, /*src_syncflagno=*/%s85_s3 /* smem-to-smem */",
+    wait.replace("allocation4", "allocation3"),
+  )
+  receives = (
+    wait,
+    "%88 = vsyncadd.remote %s1_s1, 4294967295",
+    "%s89_s5 = sld [smem:[#allocation2]]",
+  )
+  runs = (
+    "%s90_s6 = smul.u32 %s89_s5, 10",
+    "%91 = dma.hbm_to_vmem /*hbm=*/%s1_s1, /*size_in_granules=*/%s90_s6, /*vmem=*/%s2_s2, "
+    "/*dst_syncflagno=*/[#allocation6]",
+    "%92 = dma.done.wait [#allocation6], %s90_s6",
+  )
+  lines = (*_of_core(1, *sends), *_of_core(0, *receives, *runs))
+  assert cost(*lines).hbm_bytes == granules * 32
+  with pytest.raises(Unreadable, match="nothing starts"):
+    cost(*_of_core(0, *receives, *runs))

@@ -121,6 +121,18 @@ def test_a_copy_hides_behind_kernels_or_stalls():
   assert stalled.cycles == 3 + 500 + stalled.copy_stall
 
 
+def test_a_copy_arrives_after_its_latency_although_its_bytes_have_moved():
+  copy = (
+    "%1 = dma.hbm_to_vmem /*hbm=*/%s1_s1, /*size_in_granules=*/1, /*vmem=*/%s2_s2, "
+    "/*dst_syncflagno=*/[#allocation1]"
+  )
+  wait = "%2 = dma.done.wait [#allocation1], 1 ;; %3 = vsyncadd [#allocation1], 4294967295"
+  slow = {"a": text(*[EMPTY] * 50)}
+  for empty in (0, 1, 4, 30):
+    time = _simulate({"TLP": text(copy, *[EMPTY] * empty, wait, _call("a")), **slow})
+    assert time.copy_stall == max(0, 1 + CHIP.latency - (empty + 1)), empty
+
+
 def test_events_have_the_calls_copies_and_waits_of_a_run():
   copy = (
     "%9 = dma.hbm_to_vmem /*hbm=*/1, /*size_in_granules=*/4, /*vmem=*/2, "

@@ -17,7 +17,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import collectives, proto, tpu_kernels
 from tpugraphs_jax.tuning.schedule import ici, kernel, program
 from tpugraphs_jax.tuning.schedule.arrays import Arrays
-from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+from tpugraphs_jax.tuning.schedule.bundles import MESSAGE, Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Flag, known
 from tpugraphs_jax.tuning.schedule.words import ALLOCATION_BITS, Memory, Unknown
@@ -30,6 +30,7 @@ _EXCHANGES = ("vsyncadd.remote", "shard-recv-wait", "shard-send-wait", "kind: co
 _COMPUTED_CHIP = "remote-chip-id */"  # comment of the id of a neighbour that no table has
 # Bits of the flag of a DMA: it is another chip's, which core's, and whether the DMA counts as 1.
 _REMOTE, _MODES, _COUNTS_ONCE = 0x4000, 0x3E000, 0x10000
+_GENERAL = ("dma.general", MESSAGE)  # DMAs that may go to another device
 _ID = 0x3FFF  # bits of the id of a chip
 _CORE_OF_CHIP = 26  # bits below the number of its core
 _MOST_PROBED = 32  # DMAs from whose destinations neighbours are learned
@@ -199,7 +200,7 @@ class MeshCore(kernel.KernelCore):
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     flag = arguments.get("dst_syncflagno")
-    if code == "dma.general" and isinstance(flag, int) and flag & _REMOTE:
+    if code in _GENERAL and isinstance(flag, int) and flag & _REMOTE:
       if self.is_probe:
         self.targets.append(self._run.device_of(arguments.get("overrides")))
         if len(self.targets) == _MOST_PROBED:
@@ -377,7 +378,7 @@ class MeshRun(program.Run):
     return (self._owners.get(frozenset(transfers.items())) or [""])[0]
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
-    if code != "dma.general":
+    if code not in _GENERAL:
       waited = super().start_dma(code, now, arguments)
       if code == "dma.hbm_to_smem":
         self._fill(arguments)
