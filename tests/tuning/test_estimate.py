@@ -358,6 +358,15 @@ def test_a_kernel_whose_operations_take_half_its_time_at_the_peak_is_bound_by_pr
     assert row.kernels[0].bound == bound and list(row.groups) == [bound]
 
 
+@pytest.mark.parametrize("times, is_told", [(9, False), (11, True)])
+def test_a_dear_kernel_that_is_far_from_its_bytes_and_operations_is_told(simulated, times, is_told):
+  ms = times * 1e3 * 2 * 4096**3 / 918e12
+  kernels = (program.KernelTime("dot.2", 1, ms * 1.72e6, bound="loop overhead"),)
+  simulated(_simulated(milliseconds=ms, kernels=kernels, between=0.0, copy_stall=0.0))
+  text = repr(estimate.estimate(step, 1.0, targets="v6e"))
+  assert (f"takes {times} times what its bytes and operations need" in text) == is_told
+
+
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):
   simulated(_simulated(milliseconds=0.01, cycles=1.72e4))
   (row,) = estimate.estimate(step, 1.0, targets="v6e").rows

@@ -23,6 +23,7 @@ from tpugraphs_jax.version import __version__
 _KIND, _VERSION = "estimates of tpugraphs_jax", 2  # of a file
 _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
+_DEAR, _FAR = 0.1, 10.0  # share of the time, and times of the least time, that a note tells
 _NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
 _GIB = 2**30
@@ -95,6 +96,11 @@ class Estimate(page.Page):
         yield f"{short}: {_basis(row, self.versions)}"
       if row.bounded_ms and not row.why:
         yield f"{short}: {_bounded(row)}"
+      for kernel, ratio in _far_from_work(row):
+        yield (
+          f"{short}: {' '.join(filter(None, _place(kernel)))} takes {ratio:,.0f} times what its "
+          f"bytes and operations need at the peak of the device; {kernel.bound} bounds it"
+        )
       if formulas := [one.name for one in row.communication if one.why]:
         yield f"{short}: by a formula: {', '.join(formulas[:_NAMED])}"
       if row.communication and not row.why:
@@ -140,6 +146,24 @@ def _bounded(row: Row) -> str:
     f"{row.bounded_ms / row.milliseconds:.1%}; the interval has up to ten times that: "
     f"{'; '.join(named[:_NAMED])}"
   )
+
+
+def _far_from_work(row: Row) -> list[tuple[costs.KernelCost, float]]:
+  """Dear kernels that take many times what their bytes and operations need, and how many times.
+
+  Custom calls do not tell their operations.
+  """
+  if not row.milliseconds:
+    return []
+  dear = (
+    kernel
+    for kernel in row.kernels
+    if (kernel.milliseconds or 0.0) > _DEAR * row.milliseconds
+    and not (kernel.is_bound or kernel.is_custom)
+  )
+  least = lambda kernel: costs.least_ms(row.generation, kernel.flops, kernel.bytes_accessed)
+  ratios = ((kernel, kernel.milliseconds / max(least(kernel), 1e-9)) for kernel in dear)
+  return [(kernel, ratio) for kernel, ratio in ratios if ratio > _FAR][:_NAMED]
 
 
 _MEANINGS = {
