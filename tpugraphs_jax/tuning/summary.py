@@ -190,8 +190,8 @@ def _assumed(row: Row) -> str:
     low, high = row.extremes
     return (
       f"{text}; with equal indices, first positions, all rows in one group and one iteration the "
-      f"time is {low:.3g} ms, with different indices, last positions, unequal groups and 100 iterations "
-      f"{high:.3g} ms"
+      f"time is {low:.3g} ms, with different indices, last positions, unequal groups and 100 "
+      f"iterations {high:.3g} ms"
     )
   return text
 

@@ -292,7 +292,8 @@ def _simulate(
     arrays.write(words[register], given)
     if kind == "output":
       outputs[int(index)] = space, words[register]
-  last, messages = 0.0, {}
+  last = 0.0
+  messages: Messages = {}
   for number in (1, 0) if schedule.has_messages else (0,):  # the second core of a chip sends
     unit = core(chip, arrays, busy)
     unit.loops, unit.memory.core, unit.received = loops(), number, messages
