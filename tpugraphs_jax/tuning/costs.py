@@ -321,7 +321,7 @@ def _collective(
     one.axes,
     one.size,
     one.calls,
-    to_ms(one.cycles),
+    to_ms(max(one.cycles, one.exposed)),  # with the barrier before it
     to_ms(one.exposed),
     operation,
     exchange.where or described.where or line,

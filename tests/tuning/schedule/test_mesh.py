@@ -97,6 +97,20 @@ def test_the_device_of_a_chain_that_is_simulated_sends_and_receives():
   assert mesh.Simulation(ring, {}, "tpu:v5e", _slice((4, 1, 1))).device == 0
 
 
+def test_equal_exchanges_are_told_apart_by_the_flags_of_their_dmas():
+  nodes = [hlo_modules.instruction("collective-permute-start", number) for number in (1, 2)]
+  for node in nodes:
+    for source in range(4):
+      node.source_target_pairs.add(source=source, target=(source + 1) % 4)
+  module = hlo_modules.module(hlo_modules.computation(*nodes))
+  module.entry_computation_id = 1
+  run = mesh.Simulation(module, {}, "tpu:v5e", _slice((4, 1, 1))).start(schedules.CHIP)
+  for flags in ((1, 2), (3, 4), (1, 2)):  # the first one in a loop
+    names = dict(zip(("dst_syncflagno", "src_syncflagno"), flags))
+    run.send(0.0, {"overrides": 1, "size_in_granules": 8, **names})
+  assert [run.communication[node.name].calls for node in nodes] == [2, 1]
+
+
 def test_the_axes_of_groups_are_those_along_which_partitions_differ():
   devices = _slice((4, 2, 1), axes={"data": 4, "model": 2})
   assert devices.axes_of([(0, 1), (2, 3)]) == ("model",)
@@ -250,4 +264,4 @@ def test_collectives_that_a_program_starts_itself_come_in_the_order_of_execution
   names = [nodes[0].name, body.instructions[0].name, nodes[2].name]
   kernels = {names[2]: "a schedule of its own"}
   made = mesh.Simulation(module, kernels, "tpu:v5e", _slice((2, 1, 1)))
-  assert list(made.started) == names[:2]
+  assert list(made.started) == names[:2] == list(made.rings)

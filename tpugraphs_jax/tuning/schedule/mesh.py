@@ -88,6 +88,9 @@ class Simulation(program.Simulation):
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._computations = {part.id: part for part in module.computations}
     self.started = tuple(self._started(module, module.entry_computation_id))
+    self.rings = tuple(
+      name for name in self.started if any(one.groups for one in self.collectives[name])
+    )
 
   def start(self, chip: Chip) -> program.Run:
     return MeshRun(self, chip)
@@ -114,7 +117,7 @@ class Simulation(program.Simulation):
     return next(iter(own or rings.values()), None)
 
   def _started(self, module: proto.HloModuleProto, computation: int) -> Iterator[str]:
-    """Collectives with a ring that the program starts itself, in the order in which it does."""
+    """Collectives that the program starts itself, in the order in which it does."""
     nodes = {node.id: node for node in self._computations[computation].instructions}
     order = module.schedule.sequences[computation].instruction_ids or nodes
     for node in (nodes[number] for number in order if number in nodes):
@@ -122,8 +125,7 @@ class Simulation(program.Simulation):
         for callee in node.called_computation_ids:
           yield from self._started(module, callee)
       elif node.name in self.collectives and node.name not in self.schedules:
-        if any(one.groups for one in self.collectives[node.name]):
-          yield node.name
+        yield node.name
 
   def has_product(self, name: str) -> bool:
     """Whether a kernel computes a product beside what it exchanges."""
@@ -272,17 +274,21 @@ class MeshRun(program.Run):
     self._signal = -math.inf
     self._current = ""
     self._sites: dict[Any, int] = {}  # where the program reads tables, in order, by their flags
+    self._sends: dict[Any, int] = {}  # and where it starts equal exchanges
     self._barrier = 0.0  # cycles of a barrier, before the collective that it is for
     ids = simulation.devices.ids
-    for name, several in simulation.collectives.items():
-      for one in several:
+    order = {name: place for place, name in enumerate(simulation.started)}
+    for name in sorted(simulation.collectives, key=lambda name: order.get(name, len(order))):
+      for one in simulation.collectives[name]:
         self.communication.setdefault(name, simulation.communication(one))
         transfers = {ids[source]: ids[target] for source, target in one.pairs}
         self.links.learn(transfers)
         self._own(name, transfers)
         for ring in simulation.devices.rings:
           if ring.groups == one.groups:
-            self._own(name, ring.successors(ids))
+            successors = ring.successors(ids)
+            self._own(name, successors)
+            self._own(name, {after: before for before, after in successors.items()})
 
   def execute(self) -> float:
     self.allocations = self._simulation.linked(program.PROGRAM).allocations
@@ -304,8 +310,7 @@ class MeshRun(program.Run):
       self.rows[name] = dataclasses.replace(self.rows[name], bound=LINKS)
 
   def _own(self, name: str, transfers: Mapping[int, int]) -> None:
-    for pairs in (transfers.items(), ((b, a) for a, b in transfers.items())):
-      self._owners.setdefault(frozenset(pairs), []).append(name)
+    self._owners.setdefault(frozenset(transfers.items()), []).append(name)
 
   def is_shared(self, address: int) -> bool:
     """Whether an address is one of the program and not of a kernel."""
@@ -337,7 +342,7 @@ class MeshRun(program.Run):
     target = self._target(arguments.get("overrides"))
     size = granules * self._chip.granule
     sent, arrival = self.links.send(now, self._device, target, size)
-    name = self._current or self._owner(target)
+    name = self._current or self._owner(target, arguments)
     self._record(now, arrival, program.LINK, name or "", size)
     if name:
       row, under_way = self.communication[name], self._under_way.get(name, 0.0)
@@ -372,10 +377,18 @@ class MeshRun(program.Run):
     core = place >> _CORE_OF_CHIP & 1
     return (place & _ID) * self.devices.on_chip + (core if self.devices.on_chip > 1 else 0)
 
-  def _owner(self, target: int) -> str:
-    """The collective that sends to a device; of equal ones the first."""
-    transfers = self.links.transfers(self._device, target)
-    return (self._owners.get(frozenset(transfers.items())) or [""])[0]
+  def _owner(self, target: int, arguments: Mapping[str, Any]) -> str:
+    """The collective that sends to a device; equal ones are told apart by the flags of their DMA.
+
+    They are started in the order of the program.
+    """
+    transfers = frozenset(self.links.transfers(self._device, target).items())
+    names = self._owners.get(transfers)
+    if not names:
+      return ""
+    flags = arguments.get("dst_syncflagno"), arguments.get("src_syncflagno")
+    others = sum(found == transfers for found, *_ in self._sends)
+    return names[self._sends.setdefault((transfers, *flags), others) % len(names)]
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     if code not in _GENERAL:
@@ -406,7 +419,7 @@ class MeshRun(program.Run):
     if not isinstance(source, int):
       self.assign(self.memory, arguments)
       return
-    started = self._simulation.started
+    started = self._simulation.rings
     site = self._sites.setdefault(arguments.get("dst_syncflagno"), len(self._sites))
     ring = self._simulation.ring_of(started[site] if site < len(started) else "")
     if ring is not None:
