@@ -69,6 +69,7 @@ class Step:
     is_fused: whether one kernel of the backward pass computes all three gradients.
     weights: dtype of weights and moments.
     is_scanned: whether layers are a loop.
+    loss: of `LOSSES`; `kept` is that of MaxText.
     chunks: parts of the rows whose logits are computed at a time.
     is_gathered: whether words are embedded by a gather; else by a product, as MaxText does.
     options: of the compiler.
@@ -87,6 +88,7 @@ class Step:
   is_fused: bool = True
   weights: Any = jnp.float32
   is_scanned: bool = True
+  loss: str = "kept"
   chunks: int = 1
   is_gathered: bool = False
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -229,12 +231,37 @@ def _layer(
   return split(x + (jax.nn.silu(gate) * up) @ w["down"])
 
 
-def _logits_loss(x: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-  """The sum of the cross-entropy of `[batch, length, width]`."""
-  logits = (x @ weights).astype(jnp.float32)
-  words = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
-  hit = jnp.sum(jnp.where(words == targets[..., None], logits, 0.0), -1)
-  return jnp.sum(jax.nn.logsumexp(logits, -1) - hit)
+def _gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """The cross-entropy of each position, by the logarithm of the softmax of all words."""
+  logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  return -jnp.take_along_axis(logs, targets[..., None], -1)[..., 0]
+
+
+@jax.custom_vjp
+def _kept(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """As `_gathered`; the exponentials of all words are kept for the backward pass."""
+  return _kept_forward(logits, targets)[0]
+
+
+def _kept_forward(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, Any]:
+  wide = logits.astype(jnp.float32)
+  shifted = wide - jnp.max(wide, -1, keepdims=True)
+  exponentials = jnp.exp(shifted)
+  total = jnp.sum(exponentials, -1, keepdims=True)
+  chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+  loss = -jnp.sum(chosen * (shifted - jnp.log(total)), -1)
+  return loss, (exponentials, total, targets, jnp.zeros((), logits.dtype))
+
+
+def _kept_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
+  exponentials, total, targets, zero = kept
+  chosen = jax.nn.one_hot(targets, exponentials.shape[-1], dtype=jnp.float32)
+  of_logits = (exponentials / total - chosen) * gradient[..., None]
+  return of_logits.astype(zero.dtype), None
+
+
+_kept.defvjp(_kept_forward, _kept_backward)
+LOSSES = {"gathered": _gathered, "kept": _kept}
 
 
 def _loss(step: Step, mesh: Any, weights: Any, words: jax.Array, targets: jax.Array) -> jax.Array:
@@ -256,7 +283,9 @@ def _loss(step: Step, mesh: Any, weights: Any, words: jax.Array, targets: jax.Ar
     for number in range(step.model.layers):
       x = layer(x, jax.tree.map(lambda w, number=number: w[number], weights["layers"]), angles)
   x = _norm(x, weights["last"].astype(narrow))
-  of_part = jax.checkpoint(_logits_loss) if step.chunks > 1 else _logits_loss
+  of_part = lambda x, targets, weights: jnp.sum(LOSSES[step.loss](x @ weights, targets))
+  if step.chunks > 1:
+    of_part = jax.checkpoint(of_part)
   parts = (jnp.split(array, step.chunks, 1) for array in (x, targets))
   logits = weights["logits"].astype(narrow)
   return sum(of_part(*part, logits) for part in zip(*parts)) / targets.size

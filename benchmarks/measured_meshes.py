@@ -66,7 +66,8 @@ class Measured:
     axes: of the mesh: size by name.
     along: axes along which it exchanges data.
     kind: of `collectives.KINDS`.
-    shape, dtype: of the whole array; of an exchange that of one device.
+    shape, dtype: of the whole array; of a `collective-permute` and an `all-to-all` that of one
+      device.
     microseconds: measured.
     source: its address.
   """
@@ -142,13 +143,19 @@ def _mesh(generation: str, text: str) -> tuple[str, dict[str, int]]:
   named = {name: int(size) for name, size in re.findall(r"([A-Z]):(\d+)", text)}
   if named:
     text = f"{generation}:{'x'.join(map(str, named.values()))}"
+  elif match := re.fullmatch(r"mesh (\d+(?:x\d+)+)", text):  # of devices, not of chips
+    named = {name: int(size) for name, size in zip("xyz", match[1].split("x"))}
+    text = topology.example(f"tpu:{generation}", math.prod(named.values()))
   elif re.fullmatch(r"\d+(x\d+)+", text):
     text = f"{generation}:{text}"
   target = topology.full_name(text)
   described = topology.parse(target)
-  if described is None or math.prod(named.values() or [0]) not in (0, math.prod(described.shape)):
+  if described is None:
     raise ValueError(f"the topology is {text!r}")
-  return target, named or {"ring": len(topology.devices(target))}
+  devices = len(topology.devices(target))
+  if math.prod(named.values() or [devices]) != devices:
+    raise ValueError(f"the topology is {text!r}")
+  return target, named or {"ring": devices}
 
 
 def _shape(text: str) -> tuple[tuple[int, ...], Any]:
@@ -164,8 +171,10 @@ def program(measured: Measured) -> tuple[Callable[..., Any], jax.ShapeDtypeStruc
   mesh = jax.sharding.AbstractMesh(tuple(measured.axes.values()), tuple(measured.axes))
   split, along = P(measured.along), measured.along
   count = math.prod(measured.axes[axis] for axis in along)
-  if measured.kind == "collective-permute":
+  shape = measured.shape
+  if measured.kind in ("collective-permute", "all-to-all"):
     shape = (measured.shape[0] * count, *measured.shape[1:])
+  if measured.kind == "collective-permute":
     pairs = [(place, (place + 1) % count) for place in range(count)]
 
     def exchange(x: jax.Array) -> jax.Array:
@@ -174,7 +183,6 @@ def program(measured: Measured) -> tuple[Callable[..., Any], jax.ShapeDtypeStruc
 
     bodies = {measured.kind: (exchange, split, split)}
   else:
-    shape = measured.shape
     bodies = {
       "all-gather": (lambda x: jax.lax.all_gather(x, along, tiled=True), split, P()),
       "all-reduce": (lambda x: jax.lax.psum(x, along), P(), P()),

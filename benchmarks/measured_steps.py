@@ -67,75 +67,43 @@ _OFFLOADED = {"llama3.1-70b": tuple(name for name in decoder.NAMES if name != "o
 _SCHEDULER = _OPTIONS["HOST_OFFLOAD_FLAGS"] | _OPTIONS["DENSE_VMEM_LIMIT_FLAG"]
 # Runs of the log, by the beginning of the name of the experiment: what its page says and the table
 # does not, or not rightly. `ms` and `gib` are measured. Weights and moments are in bfloat16.
+# All have a loop over layers here, also where the run has none.
 _SAVED = ("query_proj", "key_proj", "value_proj")
-_LONG = {"blocks": (2048, 1024, 2048, 2048), "chunks": 8}
+_BLOCKS = (2048, 1024, 2048, 2048)
+_LONG = {"length": 8192, "blocks": _BLOCKS}
+_CHUNKED = {"length": 8192, "blocks": _BLOCKS, "loss": "gathered", "chunks": 8}
+_SHORT = {"length": 2048, "loss": "gathered"}
+_TWO = {"tensor": 2, **_CHUNKED}
 _RUNS: Mapping[tuple[str, str], Mapping[str, Any]] = {
-  ("qwen3_cx", "2026-06-02-qwen3-jax-v6e8-baseline"): {
-    "batch": 1,
-    "length": 2048,
-    "is_saved_whole": True,
-    "attention": "dense",
-    "ms": 512.6,
-  },
-  ("qwen3_cc", "2026-06-02-v018-xla-flag-stack"): {
-    "batch": 4,
-    "length": 2048,
-    "ms": 1154,
-    "gib": 20.45,
-    "options": _SCHEDULER,
-  },
-  ("qwen3_cc", "2026-06-02-v033-maxtext-ce-s8k-bs1"): {"batch": 1, "length": 8192, **_LONG},
-  ("qwen3_cx", "2026-06-03-v017"): {"batch": 8, "length": 2048, "tensor": 2, **_LONG, "ms": 1369},
-  ("qwen3_cx", "2026-06-03-v022"): {"batch": 2, "length": 4096, "tensor": 2, **_LONG},
-  ("qwen3_cx", "2026-06-03-v023"): {"batch": 1, "length": 8192, "tensor": 2, **_LONG},
-  ("qwen3_cx", "2026-06-03-v027"): {
-    "batch": 3,
-    "length": 8192,
-    "blocks": (2048, 512, 2048, 2048),
-    "chunks": 8,
-  },
-  ("qwen3_cx", "2026-06-03-v028"): {
-    "batch": 3,
-    "length": 8192,
-    "blocks": (2048, 1024, 2048, 1024),
-    "chunks": 8,
-  },
-  ("qwen3_cx", "2026-06-03-v029"): {"batch": 3, "length": 8192, **_LONG, "is_fused": False},
-  ("qwen3_cx", "2026-06-03-v033"): {
-    "batch": 6,
-    "length": 8192,
-    "tensor": 2,
-    **_LONG,
-    "fits": False,
-  },
-  ("qwen3_cx", "2026-06-04-v122"): {"batch": 5, "length": 8192, **_LONG, "fits": False},
-  ("qwen3_cx", "2026-06-04-v123"): {"batch": 4, "length": 8192, **_LONG},
-  ("qwen3_cc5", "2026-06-12-v004-bs2"): {
-    "batch": 2,
-    "length": 2048,
-    "is_saved_whole": True,
-    "attention": "dense",
-    "fits": False,
-  },
-  ("qwen3_cc5", "2026-06-12-v021"): {"batch": 2, "length": 8192, **_LONG},
+  ("qwen3_cc", "2026-06-02-v018-xla-flag-stack"): {"batch": 4, **_SHORT, "options": _SCHEDULER},
+  ("qwen3_cc", "2026-06-02-v033-maxtext-ce-s8k-bs1"): {"batch": 1, **_LONG},
+  ("qwen3_cx", "2026-06-03-v017"): {"batch": 8, **_TWO, "length": 2048, "ms": 1369},
+  ("qwen3_cx", "2026-06-03-v022"): {"batch": 2, **_TWO, "length": 4096},
+  ("qwen3_cx", "2026-06-03-v023"): {"batch": 1, **_TWO},
+  ("qwen3_cx", "2026-06-03-v025"): {"batch": 4, **_CHUNKED, "tensor": 4, "fits": False},
+  ("qwen3_cx", "2026-06-03-v027"): {"batch": 3, **_LONG, "blocks": (2048, 512, 2048, 2048)},
+  ("qwen3_cx", "2026-06-03-v028"): {"batch": 3, **_LONG, "blocks": (2048, 1024, 2048, 1024)},
+  ("qwen3_cx", "2026-06-03-v029"): {"batch": 3, **_LONG, "is_fused": False},
+  ("qwen3_cx", "2026-06-03-v033"): {"batch": 6, **_LONG, "tensor": 2, "fits": False},
+  ("qwen3_cx", "2026-06-04-v122"): {"batch": 5, **_LONG, "fits": False},
+  ("qwen3_cx", "2026-06-04-v123"): {"batch": 4, **_LONG},
+  ("qwen3_cc5", "2026-06-12-v020-scan"): {"batch": 1, **_CHUNKED},
+  ("qwen3_cc5", "2026-06-12-v021"): {"batch": 2, **_CHUNKED},
   ("qwen3_cc5", "2026-06-12-v038"): {
     "batch": 2,
-    "length": 8192,
-    **_LONG,
+    **_CHUNKED,
     "saved": (*_SAVED, decoder.ATTENTION),
     "gib": 28.62,
   },
   ("qwen3_cc5", "2026-06-12-v039"): {
     "batch": 3,
-    "length": 8192,
-    **_LONG,
+    **_CHUNKED,
     "saved": (*_SAVED, decoder.ATTENTION),
     "fits": False,
   },
-  ("qwen3_cc5", "2026-06-12-v052-2kbase"): {"batch": 2, "length": 2048, "is_saved_whole": True},
   ("qwen3_cc5", "2026-06-12-v057-2kbs4"): {
     "batch": 4,
-    "length": 2048,
+    **_SHORT,
     "saved": (*_SAVED, decoder.CONTEXT),
     "gib": 23.82,
     "ms": 1094.5,

@@ -41,7 +41,16 @@ def _write(path, rows):
 
 
 def test_rows_are_read_or_left_out_with_their_reason(tmp_path):
-  _write(tmp_path / "collectives.csv", [_BOOK, _MARIN, _MARIN | {"time_us": "4.5 to 5.5"}])
+  issue = {
+    "generation": "v5p",
+    "topology": "mesh 2x2x2",
+    "operation": "all_to_all",
+    "shape_or_bytes": "f32[8192,8,128]",
+    "time_us": "728",
+    "source": "an issue",
+  }
+  rows = [_BOOK, _MARIN, _MARIN | {"time_us": "4.5 to 5.5"}, issue]
+  _write(tmp_path / "collectives.csv", rows)
   recipe = {
     "generation": "v6e",
     "topology": "16x16",
@@ -55,7 +64,7 @@ def test_rows_are_read_or_left_out_with_their_reason(tmp_path):
   }
   _write(tmp_path / "recipes_collectives.csv", [recipe])
   found, left_out = measured_meshes.read(tmp_path)
-  gather, exchange, reduction = found
+  gather, exchange, all_to_all, reduction = found
   assert (gather.target, gather.axes, gather.along) == ("tpu:v5e:8x4", {"X": 8, "Y": 4}, ("Y",))
   assert (gather.kind, gather.shape, gather.size) == ("all-gather", (2048, 8192), 2**25)
   assert (exchange.target, exchange.kind, exchange.size) == (
@@ -64,6 +73,8 @@ def test_rows_are_read_or_left_out_with_their_reason(tmp_path):
     2**20,
   )
   assert exchange.is_fitted and not gather.is_fitted
+  assert (all_to_all.target, all_to_all.axes) == ("tpu:v5p:2x2x2", {"x": 2, "y": 2, "z": 2})
+  assert measured_meshes.program(all_to_all)[1].shape == (8 * 8192, 8, 128)
   assert reduction.microseconds == pytest.approx(5000) and reduction.axes == {"ring": 256}
   assert left_out == ["collectives.csv:4: the time is '4.5 to 5.5'"]
 

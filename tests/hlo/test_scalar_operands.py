@@ -199,3 +199,11 @@ def _split(sizes, x):
 def test_a_kernel_of_a_mesh_reads_the_integers_of_the_first_device():
   sizes, x = np.array([3, 0, 5, 1, 1, 1], np.int32), jax.ShapeDtypeStruct((16, 128), jnp.float32)
   assert found(_split, sizes, x, kernels=((3, 8), (3, 4))) == {"custom-call.2": {0: [3, 3, 8]}}
+
+
+def test_integers_are_computed_here_under_a_mesh_of_other_devices():
+  mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    values = found(lambda sizes, x: kernel(jnp.cumsum(sizes), x), _SIZES, _X)
+    assert values == {"custom-call.2": {0: [3, 3, 8]}}
+    assert not jax.sharding.get_abstract_mesh().empty

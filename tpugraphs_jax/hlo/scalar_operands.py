@@ -10,6 +10,7 @@ blocks by them, by the number of blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -85,7 +86,10 @@ def scalar_operands(
     signatures[:] = [signature for signature, _ in reads]
     return [operands for _, operands in reads]
 
-  with jax.default_device(jax.local_devices(backend="cpu")[0]):
+  with contextlib.ExitStack() as stack:
+    if not jax.sharding.get_abstract_mesh().empty:  # of devices that may not be here
+      stack.enter_context(jax.set_mesh(None))
+    stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
     values = jax.device_get(jax.jit(run)(dict(known)))
   found: dict[Signature, dict[int, np.ndarray]] = {}
   for signature, operands in zip(signatures, values, strict=True):
