@@ -50,6 +50,7 @@ PAIRWISE = {
   "DiffMatLoss": (_in_margins, 0.005, "pairs"),
   "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
   "CostLogisticLoss": (_logistic, 0, "mean_valid"),
+  "TimeLogisticLoss": (_logistic, 0, "mean_valid"),
   "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
 }
 
@@ -61,6 +62,8 @@ def _slow_pairs(name, s, y, reduction, margin):
   pair, n = functools.partial(loss, margin=margin or own_margin), len(s)
   if name == "CostLogisticLoss":
     s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
+  if name == "TimeLogisticLoss":
+    s = [50 * math.log(max(time, 1e-12)) for time in s]
   found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]]
   if name == "OrderedLogisticLoss":  # of equal labels the first counts as larger
     found += [pair(s[i] - s[j]) for i in range(n) for j in range(i + 1, n) if y[i] == y[j]]
@@ -434,3 +437,15 @@ def test_bad_losses_are_refused_in_one_line(text):
   with pytest.raises(ValueError, match="losses") as error:
     losses.parse_losses(text)
   assert "\n" not in str(error.value)
+
+
+def test_the_error_of_kernels_is_the_mean_distance_of_logarithms_where_there_is_a_kernel():
+  rng = np.random.default_rng(0)
+  times, labels = rng.uniform(0.1, 5, (2, 6, 3)).astype(np.float32)
+  labels[1, 0] = labels[4] = 0
+  total, count = losses.kernel_error(times, labels)
+  errors = [abs(math.log(s / y)) for s, y in zip(times.ravel(), labels.ravel()) if y]
+  np.testing.assert_allclose(total, sum(errors), rtol=1e-5)
+  assert count == len(errors) == 6 * 3 - 4
+  gradient = jax.grad(lambda x: losses.kernel_error(x, labels)[0])(times)
+  assert np.isfinite(gradient).all() and not gradient[labels == 0].any()

@@ -315,6 +315,37 @@ def mape(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
   return jnp.sum(share, where=where), _count(where)
 
 
+def time_logistic(
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  reduction: str = "mean_valid",
+) -> LossSum:
+  """`pairwise_logistic` of 50 log s, for scores s that are run times `[graphs, configs]`.
+
+  Times that are 2 % apart differ by 1.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  logarithm = 50 * jnp.log(jnp.where(where, jnp.maximum(scores, 1e-12), 1.0))
+  return pairwise_logistic(logarithm, labels, where=where, reduction=reduction)
+
+
+def kernel_error(times: jax.Array, labels: jax.Array) -> LossSum:
+  """Mean of |log(s / y)| over the kernels of configurations: predicted times s, times y.
+
+  A total and a count, as of a loss. The time of every kernel has the same weight (Kaufman et al.,
+  MLSys 2021, whose loss of the fusion task is the square).
+
+  Args:
+    times: `[kernels, configs]` predicted times.
+    labels: `[kernels, configs]` times; 0 where a configuration has no such kernel.
+  """
+  is_there = labels > 0
+  log = lambda x: jnp.log(jnp.maximum(jnp.where(is_there, x, 1.0), 1e-12))
+  return jnp.sum(jnp.abs(log(times) - log(labels)), where=is_there), _count(is_there)
+
+
 def _checked(
   scores: jax.Array, labels: jax.Array, where: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -363,6 +394,7 @@ for _name, _loss in {
   "DiffMatLoss": diff_mat,
   "CrossHingeLoss": cross_hinge,
   "CostLogisticLoss": cost_logistic,
+  "TimeLogisticLoss": time_logistic,
   "InverseLogHingeLoss": inverse_log_hinge,
   "LogMSE": log_mse,
   "MAPE": mape,
@@ -370,18 +402,19 @@ for _name, _loss in {
   LOSSES.register(_name)(_loss)
 NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")  # for a logarithm or a division
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
+_OF_SCALE = {"DiffMatLoss", "TimeLogisticLoss"}  # ranking losses of scores that are run times
 
 
 def predicts(losses: WeightedLosses) -> str:
   """Meaning of a score trained with these losses: `runtime`, its `log`, or `order` alone.
 
   A ranking loss with a regression loss gives `order`, as in the official tile models. `DiffMatLoss`
-  is an exception: its scores are in the unit of the target.
+  and `TimeLogisticLoss` are exceptions: their scores are in the unit of the target.
   """
   names = {name for name, _ in losses}
   if names <= _OF_LOGARITHMS:
     return "log"
-  is_runtime = names & _OF_RUNTIMES and names <= _OF_RUNTIMES | {"DiffMatLoss"}
+  is_runtime = names & _OF_RUNTIMES and names <= _OF_RUNTIMES | _OF_SCALE
   return "runtime" if is_runtime else "order"
 
 
@@ -435,6 +468,9 @@ class LossOptions(Options):
   )
   kernel_l2: float = option(
     0.0, "factor of the sum of squared Dense kernels; officially 1e-4", least=0
+  )
+  kernels: float = option(
+    0.0, "factor of the error of the times of kernels, where the data has them", least=0
   )
   activity_l2: float = option(
     0.0, "factor of the mean squared length of opcode embeddings; officially 1e-4", least=0

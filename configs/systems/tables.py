@@ -76,4 +76,40 @@ def traffic(collection: str) -> Config:
   )
 
 
-LAYOUTS = {"recommended": recommended, "tables": tables, "traffic": traffic}
+def times(collection: str) -> Config:
+  """TimeTables: times of nodes, for labels with the times of kernels."""
+  return Config(
+    data=LayoutDataOptions.of(
+      collection,
+      features=("released", "orders", "work"),
+      feature_transform="orders=none,work=none,*=signed_log1p",
+      pad_value=-1,
+      duplicate_policy="min",
+    ),
+    batch=BatchOptions(graphs=16, configs=16, slates_per_epoch=1600, target="absolute"),
+    model=Model("TimeTables"),
+    loss=LossOptions("MAPE:1,TimeLogisticLoss:1", kernels=0.5),
+    optimizer=Optimizer(
+      "adamw",
+      learning_rate=3e-3,
+      schedule="cosine",
+      warmup_fraction=0.05,
+      weight_decay=0.1,
+      clip_norm=1.0,
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+  )
+
+
+def times_sage(collection: str) -> Config:
+  """TimeSAGE, else as `times`."""
+  return times(collection).replace(model=Model("TimeSAGE"))
+
+
+LAYOUTS = {
+  "times": times,
+  "times_sage": times_sage,
+  "recommended": recommended,
+  "tables": tables,
+  "traffic": traffic,
+}

@@ -26,6 +26,9 @@ from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph
 
 # An index beyond the end of every array. With an offset it stays beyond, without overflow of int32.
 ABSENT = 1 << 30
+# Labels of a program over absolute targets: a millisecond of nanoseconds, a microsecond of
+# picoseconds.
+ABSOLUTE_UNIT = 1e6
 
 Array = np.ndarray | jax.Array  # of a batch: on the host, and on a device
 
@@ -85,6 +88,14 @@ class TileBatch(NamedTuple):
   target: Array  # [G, C] float32, larger = slower
   config_mask: Array  # [G, C] bool
   distinct: DistinctNodes | None = None  # for networks with `Network.distinct` above 0
+
+
+class KernelBatch(NamedTuple):
+  """The times of the kernels of G slates: D kernels, M pairs of a kernel and a node in it."""
+
+  time: Array  # [D, C] float32, in the unit of absolute targets; 0 without such a kernel
+  kernel: Array  # [M] int32 kernel of each pair, or ABSENT
+  node: Array  # [M] int32 its node, or ABSENT
 
 
 class LayoutBatch(NamedTuple):
@@ -390,6 +401,40 @@ def targets(slates: Sequence[Any], graphs: int, configs: int) -> tuple[np.ndarra
   target = np.zeros((graphs, configs), np.float32)
   target[mask] = np.concatenate([slate.target for slate in slates])
   return target, mask
+
+
+def kernel_sizes(configs: LayoutConfigs) -> dict[str, int]:
+  """The entries of a budget for the kernels of a program; 0 of a program without their times."""
+  kernels = configs.kernels
+  return {
+    "kernels": kernels.runtime.shape[1] if kernels else 0,
+    "kernel_nodes": len(kernels.node) if kernels else 0,
+  }
+
+
+def assemble_kernels(
+  slates: Sequence[Slate], offsets: np.ndarray, budget: Budget, configs: int
+) -> KernelBatch:
+  """The times of the kernels of slates.
+
+  Args:
+    slates: whose graphs have the sizes of `kernel_sizes`.
+    offsets: `[G]` number of the first node of each slate.
+    budget: room for the entries of `kernel_sizes`.
+    configs: configurations C per slate.
+  """
+  time = np.zeros((budget["kernels"], configs), np.float32)
+  kernel, node = np.full((2, budget["kernel_nodes"]), ABSENT, np.int32)
+  row = pair = 0
+  for slate, offset in zip(slates, offsets):
+    if (kernels := slate.graph.configs.kernels) is None:
+      continue
+    count, pairs = kernels.runtime.shape[1], slice(pair, pair + len(kernels.node))
+    of_slate = kernels.runtime[slate.config_ids].T / ABSOLUTE_UNIT
+    time[row : row + count, : of_slate.shape[1]] = of_slate
+    kernel[pairs], node[pairs] = kernels.node[:, 0] + row, kernels.node[:, 1] + offset
+    row, pair = row + count, pairs.stop
+  return KernelBatch(time, kernel, node)
 
 
 def assemble_tile(

@@ -29,6 +29,7 @@ from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 LANES, SUBLANES = 128, 8
 DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
+PADDINGS = 2 * MAX_RANK  # columns of `node_padding`
 ROLES = 3  # a choice has an order for output, input and kernel
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
 CONFIG_FEATURES = {  # of data.config_features

@@ -18,7 +18,7 @@ from absl import logging
 import numpy as np
 
 from tpugraphs_jax.config_fields import option, Options
-from tpugraphs_jax.data import features, folds, graph_folder, npz, store
+from tpugraphs_jax.data import batching, features, folds, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph, TileConfigs
@@ -26,7 +26,6 @@ from tpugraphs_jax.infra import files, trust
 
 TARGETS = ("official", "ratio", "rank", "absolute")
 _LAYOUT_UNIT_NS = 1e7  # unit of layout labels in the official code
-_MILLISECOND_NS = 1e6  # unit of absolute targets
 DUPLICATE_POLICIES = ("keep", "first", "min")
 
 
@@ -269,7 +268,7 @@ class LayoutData(Data[LayoutConfigs]):
     """Training target `[len(config_ids)]` float32, larger = slower."""
     labels = configs.labels[config_ids]
     if self.target == "absolute":
-      return (labels / _MILLISECOND_NS).astype(np.float32)
+      return (labels / batching.ABSOLUTE_UNIT).astype(np.float32)
     if self.target == "official":  # float32 as published: it decides which labels are ties
       return labels.astype(np.float32) / np.float32(_LAYOUT_UNIT_NS)
     return slate_target(labels, self.target)

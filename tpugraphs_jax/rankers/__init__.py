@@ -21,7 +21,7 @@ from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.family import Family, LayoutFamily, TileFamily
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.tables import network, traffic
+from tpugraphs_jax.rankers.tables import network, times, traffic
 
 
 def create(config: Config, unscaled: Sequence[str] = ()) -> Family:

@@ -37,6 +37,8 @@ class Network(Precise):
     reads: blocks of node features whose columns the network reads by number. These blocks are the
       last ones, in this order, and are not scaled.
     max_norms: largest length of rows of embedding tables, by the path of a table in the parameters.
+    predicts_kernels: scores are times, and the method `kernels` of a batch with
+      `data.batching.KernelBatch` gives the times `[D, C]` of kernels, which it also sows.
     distinct: width of the last block of node features, which the token encoder of a kernel network
       reads. Nodes of a kernel with equal values in this block share one result of the encoder.
     precision: of matrix products, see `nn.layers.Precise`.
@@ -46,6 +48,7 @@ class Network(Precise):
   embeds_integers = False
   reads: ClassVar[tuple[str, ...]] = ()
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
+  predicts_kernels = False
   distinct = 0
   opcodes = OPCODES
   precision: str = option(

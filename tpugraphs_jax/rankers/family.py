@@ -91,6 +91,11 @@ class Family:
         f"batch.config_chunk is {chunk}, but this model's scores depend on all configurations of "
         "the slate: set it to 0"
       )
+    if self.config.loss.kernels and not self.network.predicts_kernels:
+      raise ValueError(
+        f"loss.kernels is {self.config.loss.kernels}, but this model predicts no times of kernels: "
+        "set it to 0, or take a model that does, such as TimeTables"
+      )
     transform = self.config.data.config_transform
     if self.network.embeds_integers and transform != "none":
       raise ValueError(

@@ -96,6 +96,13 @@ def mean_activity(sown: Mapping[str, Any]) -> jax.Array:
   return total
 
 
+def kernel_loss(sown: Mapping[str, Any], batch: Any) -> jax.Array:
+  """The part of this device in `losses.kernel_error` of the times that the model sows."""
+  (times,) = sown["kernels"]["time"]
+  total, count = losses.kernel_error(times, batch.kernels.time)
+  return total / jnp.maximum(jax.lax.psum(count, parallel.DEVICES), 1)
+
+
 def zero_perturbations(model: nn.Module, batch: Any) -> dict[str, Any]:
   """Zeros to add to embedding lookups, as variables of the model.
 
@@ -182,7 +189,9 @@ def make_train_step(
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params} | perturbations
-    flags: dict[str, Any] = dict(train=True, mutable=["activity", "readout"], rngs={"dropout": key})
+    flags: dict[str, Any] = dict(
+      train=True, mutable=["activity", "kernels", "readout"], rngs={"dropout": key}
+    )
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
     totals, counts = losses.loss_sums(
@@ -199,7 +208,10 @@ def make_train_step(
     penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
     penalty += options.activity_l2 * mean_activity(sown.get("activity", {}))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
-    return ranking + penalty, (metrics, sown.get("readout", ()))
+    if options.kernels:
+      metrics["kernel_loss"] = kernel_loss(sown, batch)
+      metrics["loss"] += options.kernels * metrics["kernel_loss"]
+    return metrics["loss"], (metrics, sown.get("readout", ()))
 
   def train_step(key_data, state: TrainState, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)

@@ -107,11 +107,12 @@ def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   params = {"params": parts.params_of(network, batch)}
   scores = np.asarray(network.apply(params, batch))[0]
   assert scores[slate.config_ids == 0] == 0 and (scores >= 0).all() and len(set(scores)) > 5
-  costs, none = network.apply(params, batch, method="node_tables")
+  costs, none, rest = network.apply(params, batch, method="node_tables")
   code = batch.code[batch.choices.group]
   np.testing.assert_allclose(
     scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0), rtol=1e-5
   )
-  assert none is None
-  looked_up = table_sums(*network.apply(params, batch, method="tables"), batch)
+  assert none is None and not np.any(rest)
+  unary, pair, _ = network.apply(params, batch, method="tables")
+  looked_up = table_sums(unary, pair, batch)
   np.testing.assert_array_equal(scores, looked_up[0])

@@ -58,6 +58,7 @@ class TableBatch(NamedTuple):
   code: Array  # [B, C] choice of each group, uint8 or a larger type
   target: Array  # [G, C] float32, larger = slower
   config_mask: Array  # [G, C] bool
+  kernels: batching.KernelBatch | None = None  # for networks that predict the times of kernels
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,6 +78,7 @@ def prepare(
   slots: int = batching.SLOTS,
   tiling: bool = True,
   describe: Callable[..., np.ndarray] = features.choice_features,
+  has_kernels: bool = False,
 ) -> PreparedTables:
   """Arrays of a program for batches.
 
@@ -88,6 +90,7 @@ def prepare(
     tiling: node features get `features.node_padding`, and choices the features of `describe`.
       Without it the features of choices are 0.
     describe: `(graph, node [U], row [U]) -> [U, F]`, features of choices.
+    has_kernels: batches have the times of kernels.
   """
   if tiling:
     feat = np.concatenate([feat, features.node_padding(graph.node_feat)], axis=1)
@@ -106,6 +109,8 @@ def prepare(
     "pairs": len(pairs.ends),
     "choices": terms.choices,
   }
+  if has_kernels:
+    sizes |= batching.kernel_sizes(graph.configs)
   parts = {"terms": terms, "choices": choices, "pairs": pairs, "sizes": sizes}
   return PreparedTables(**vars(prepared) | parts)
 
@@ -194,6 +199,7 @@ def assemble(
     code,
     target,
     mask,
+    batching.assemble_kernels(slates, nodes, budget, configs) if "kernels" in budget else None,
   )
 
 

@@ -26,13 +26,10 @@ from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
 
 
-class TablesFamily(Family):
-  """Programs, for networks that price choices, such as `ScoreTables`.
+class ChoicesFamily(Family):
+  """Programs with the choices of their groups, for networks such as `TimeSAGE`.
 
   Besides `embed` and `score` the network has:
-    tables(batch): costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None.
-    node_tables(batch): the summands of `tables`, `[K, R]` of nodes, and `[P, R, R]` of pairs of
-      nodes or None.
     pair_hops: most edges between two nodes with a pair cost.
     tile_padding: whether nodes and choices have features of the padding to tiles of 8 x 128, a
       TPU's registers.
@@ -47,6 +44,12 @@ class TablesFamily(Family):
       raise ValueError(
         f"{field} does not apply to this model, which computes a program once for "
         "all configurations: train on whole graphs with batch.config_chunk=0"
+      )
+    data = self.config.data
+    if self.network.predicts_kernels and (data.graph_reduction, data.virtual_node) != ("none",) * 2:
+      raise ValueError(
+        "this model predicts times of the kernels of a whole program: set data.graph_reduction and "
+        "data.virtual_node to none"
       )
 
   # Batches.
@@ -65,6 +68,7 @@ class TablesFamily(Family):
       slots=self.slots,
       tiling=self.network.tile_padding,
       describe=self.network.choice_features,
+      has_kernels=self.network.predicts_kernels,
     )
 
   def assemble(
@@ -73,6 +77,37 @@ class TablesFamily(Family):
     """A padded batch; see `batches.assemble`."""
     return batches.assemble(slates, budget, graphs=graphs, configs=configs)
 
+  # Times of kernels.
+
+  def kernel_times(self, params: optax.Params, program: PreparedTables) -> np.ndarray:
+    """Predicted times `[C, D]` float32 of the kernels of a program in each configuration.
+
+    For a network with `predicts_kernels`, and a program with the times of kernels, which tell the
+    kernels of each configuration; 0 without such a kernel.
+    """
+    (budget,) = plan.choose_budgets([program.sizes])
+    ids = np.arange(len(program.configs))
+    slate = Slate(program, ids, np.zeros(len(ids), np.float32))
+    batch = self.assemble([slate], budget, graphs=1, configs=len(ids))
+    times = self._kernel_times(params, batch)
+    return np.asarray(times)[: program.sizes["kernels"]].T
+
+  @functools.cached_property
+  def _kernel_times(self) -> Callable[[optax.Params, TableBatch], jax.Array]:
+    """The method `kernels` of the network; compiled once for each shape."""
+    times = functools.partial(self.network.apply, method="kernels")
+    return jax.jit(lambda params, batch: times({"params": params}, batch))
+
+
+class TablesFamily(ChoicesFamily):
+  """Programs, for networks that price choices, such as `ScoreTables`.
+
+  Besides what `ChoicesFamily` asks for, the network has:
+    tables(batch): costs `[B, R]` of choices, `[Q, R, R]` of pairs or None, `[G]` of the rest.
+    node_tables(batch): the summands of `tables`, `[K, R]` of nodes, `[P, R, R]` of pairs of
+      nodes or None, `[N]` of nodes without choices.
+  """
+
   # Scores.
 
   @functools.cached_property
@@ -80,8 +115,8 @@ class TablesFamily(Family):
     """Computes the padded tables of a program."""
 
     def tables(params, batch):
-      tables = self.network.apply({"params": params}, batch, method="tables")
-      return jax.tree.map(lambda table: table[None], tables)  # a batch has one program
+      unary, pair, rest = self.network.apply({"params": params}, batch, method="tables")
+      return jax.tree.map(lambda table: table[None], (unary, pair, rest[0]))  # one program
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
@@ -141,34 +176,43 @@ class TablesFamily(Family):
       ValueError: n is below 1.
     """
     (tables,) = self.tables(params, [program])
-    costs = search.of_tables(program.terms.counts, program.terms.columns, *tables)
+    costs = search.of_tables(program.terms.counts, program.terms.columns, tables.unary, tables.pair)
     if near is None:
       best = search.propose(*costs, n)
     else:
       start = program.terms.encode(program.configs.group_row[[near]])[:, 0].astype(int)
       best = search.propose_near(*costs, start, n)
-    return program.terms.decode(best.choice.T), best.cost, best.gap, best.is_exact
+    cost = best.cost + tables.rest.sum()
+    return program.terms.decode(best.choice.T), cost, best.gap, best.is_exact
 
   def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
     (budget,) = plan.choose_budgets([program.sizes])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
-    tables = self._node_tables(params, batch)
-    return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, tables))
+    unary, pair, rest = jax.tree.map(np.asarray, self._node_tables(params, batch))
+    rest = rest[: program.sizes["nodes"]]
+    return _cut(program.sizes, "config_nodes", "pairs", unary, pair, rest)
 
   @functools.cached_property
-  def _node_tables(self) -> Callable[[optax.Params, TableBatch], tuple[jax.Array, jax.Array]]:
+  def _node_tables(
+    self,
+  ) -> Callable[[optax.Params, TableBatch], tuple[jax.Array, jax.Array, jax.Array]]:
     """Costs of nodes and of pairs of nodes of a padded program; compiled once for each shape."""
     tables = functools.partial(self.network.apply, method="node_tables")
     return jax.jit(lambda params, batch: tables({"params": params}, batch))
 
 
 def _cut(
-  sizes: Mapping[str, int], rows: str, columns: str, unary: np.ndarray, pair: np.ndarray | None
+  sizes: Mapping[str, int],
+  rows: str,
+  columns: str,
+  unary: np.ndarray,
+  pair: np.ndarray | None,
+  rest: np.ndarray,
 ) -> Costs:
   """Tables without padding; `rows` and `columns` are entries of a program's sizes."""
   choices = sizes["choices"]
   if pair is None:
     pair = np.zeros((0, choices, choices), np.float32)
-  return Costs(unary[: sizes[rows], :choices], pair[: sizes[columns], :choices, :choices])
+  return Costs(unary[: sizes[rows], :choices], pair[: sizes[columns], :choices, :choices], rest)

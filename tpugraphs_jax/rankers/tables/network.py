@@ -38,6 +38,8 @@ from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 PAIRS = ("none", "low_rank")
+# Costs of choices, of pairs of choices or None, and of all that has no choice.
+Tables = tuple[jax.Array, jax.Array | None, jax.Array]
 _FLAT = 0.1  # factor of costs that do not grow with bytes
 _COST_SCALE = 4.0  # factor of all costs, which are small at initialisation
 
@@ -120,14 +122,15 @@ class TableNetwork(base.Network):
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
     """The sum of the costs of each configuration, `[G, C, 1]` float32."""
-    return table_sums(*self.tables(batch, train=train), batch)[..., None]
+    unary, pair, rest = self.tables(batch, train=train)
+    return (table_sums(unary, pair, batch) + rest[:, None])[..., None]
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` of readouts `[..., 1]`."""
     return readout[..., 0]
 
-  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
-    """Costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None, float32."""
+  def tables(self, batch: TableBatch, *, train: bool = False) -> Tables:
+    """Costs float32 `[B, R]` of choices, `[Q, R, R]` of pairs or None, and `[G]` of the rest."""
     raise NotImplementedError
 
 
@@ -167,27 +170,28 @@ class ScoreTables(TableNetwork):
     if self.pairs != "none":
       self.pair_costs = _PairCosts(rank=self.rank, **options)
 
-  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
-    """Costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None, float32."""
-    batch = self.weighed(batch)
+  def tables(self, batch: TableBatch, *, train: bool = False) -> Tables:
+    """Costs float32 `[B, R]` of choices, `[Q, R, R]` of pairs or None, and 0 `[G]` of the rest."""
+    batch, nothing = self.weighed(batch), jnp.zeros(len(batch.target))
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
     unary = add_up(unary, batch.choices.group, len(batch.choices.row)) * _COST_SCALE
     if self.pairs == "none":
-      return unary, None
-    return unary, self.pair_costs(x, row, batch, train=train) * _COST_SCALE
+      return unary, None, nothing
+    return unary, self.pair_costs(x, row, batch, train=train) * _COST_SCALE, nothing
 
-  def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
-    """The summands of `tables`: costs `[K, R]` of nodes, and `[P, R, R]` of pairs of nodes or None.
+  def node_tables(self, batch: TableBatch) -> Tables:
+    """The summands of `tables`: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes or None.
 
-    The axes R are choices of the node, or of the first and the second end.
+    The axes R are choices of the node, or of the first and the second end. All other nodes cost 0,
+    `[N]`.
     """
-    batch = self.weighed(batch)
+    batch, nothing = self.weighed(batch), jnp.zeros(len(batch.graph.nodes["opcode"]))
     x, row = self.states(batch, False)
     unary = self.unary_costs(x, row, batch, train=False) * _COST_SCALE
     if self.pairs == "none":
-      return unary, None
-    return unary, self.pair_costs.of_nodes(x, row, batch) * _COST_SCALE
+      return unary, None, nothing
+    return unary, self.pair_costs.of_nodes(x, row, batch) * _COST_SCALE, nothing
 
   def weighed(self, batch: TableBatch) -> TableBatch:
     """The batch; without the option `by_bytes` all nodes and pairs have the weight 1."""

@@ -34,6 +34,7 @@ class Costs(NamedTuple):
 
   unary: np.ndarray  # [n, R] float32 costs of choices
   pair: np.ndarray  # [m, R, R] float32 costs of pairs of choices; m = 0 without such costs
+  rest: np.ndarray = np.zeros(())  # [] or [N] float32 costs of all that has no choice
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,12 +93,12 @@ class Terms:
     Raises:
       ValueError: as in `encode`.
     """
-    total, width = np.zeros(len(group_row)), self.choices
-    unary, pair = map(np.ravel, costs)
+    total, width = np.full(len(group_row), costs.rest.sum(dtype=np.float64)), self.choices
+    unary, pair, _ = map(np.ravel, costs)
     step = max(1, _BLOCK_CELLS // _BLOCK_CONFIGS)
     for block, code in self._blocks(group_row):
       start = width * np.arange(len(code), dtype=np.int32)[:, None]
-      total[block] = unary[code + start].sum(axis=0, dtype=np.float64)
+      total[block] += unary[code + start].sum(axis=0, dtype=np.float64)
       for begin in range(0, len(self.columns) if len(pair) else 0, step):
         first, second = self.columns[begin : begin + step].T
         key = code[first] * np.int32(width)

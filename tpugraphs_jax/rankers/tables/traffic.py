@@ -2,7 +2,7 @@
 
 The TPU compiler's estimate of a program is nearly its memory traffic, and the effects of output
 orders are nearly additive. The cost of a choice is its padded bytes, relative to the bytes of the
-program's convolutions and dots, times a factor from a small network on `choice_columns`. There is
+program's convolutions and dots, times a factor from a small network on `choice_features`. There is
 no message passing: a hundred programs are too few to learn it (docs/records/own_models.md). An
 order that is left to the compiler costs 0. The compiler's default layout of the node also costs 0,
 unless a user of the same shape has another layout (`changes_nothing`). The score of a configuration
@@ -25,7 +25,7 @@ from tpugraphs_jax.nn.layers import Dense, DTYPES
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
-from tpugraphs_jax.rankers.tables.network import add_up, group_slates, TableNetwork
+from tpugraphs_jax.rankers.tables.network import add_up, group_slates, TableNetwork, Tables
 
 USER_OPCODES = "convolution dot reshape transpose reduce concatenate tuple add".split()
 _LARGEST = 6.0  # largest absolute logarithm of a factor
@@ -34,32 +34,37 @@ _LARGEST = 6.0  # largest absolute logarithm of a factor
 def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Features of the tensor and the layout of each choice, `[U, F]` float32.
 
-  The columns are those of `choice_columns`; all are 0 where the order is left to the compiler.
+  The columns are those of `order_columns`; all are 0 where the order is left to the compiler, and
+  the traffic is 0 where the choice `changes_nothing`.
 
   Args:
     graph: graph with the released node features.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
   """
-  columns = choice_columns(graph, node, row)
-  is_open = graph.configs.rows[row, :1] < 0
-  return np.where(is_open, 0, np.stack(list(columns.values()), axis=1)).astype(np.float32)
+  order = graph.configs.rows[row, :MAX_RANK].astype(int)
+  values = np.stack(list(order_columns(graph, graph.config_node[node], order).values()), axis=1)
+  values[:, 0] *= ~changes_nothing(graph, node, row)
+  return np.where(order[:, :1] < 0, 0, values).astype(np.float32)
 
 
-def choice_columns(
-  graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray
-) -> dict[str, np.ndarray]:
-  """The features of choices by name, each `[U]`; arguments as in `choice_features`.
+def order_columns(graph: OpGraph, at: np.ndarray, order: np.ndarray) -> dict[str, np.ndarray]:
+  """The features of tensors in orders of their dimensions by name, each `[U]`.
 
   A padding is the logarithm of padded over real elements. Traffic is padded bytes of the output in
-  the order of the choice, divided by the bytes that convolutions and dots of the program access
-  with the smallest padding. `reverse` is the order with the two minor dimensions exchanged, `least`
-  the order with the smallest padding.
+  the order, divided by the bytes that convolutions and dots of the program access with the smallest
+  padding. `reverse` is the order with the two minor dimensions exchanged, `least` the order with
+  the smallest padding.
+
+  Args:
+    graph: graph with the released node features.
+    at: `[U]` nodes.
+    order: `[U, 2 or more]` dimensions from minor to major, -1 beyond the rank.
   """
-  feat, at = graph.node_feat, graph.config_node[node]
+  feat = graph.node_feat
   dims = feat[:, features.DIMENSIONS]
   nbytes = node_pairs.tensor_bytes(feat).astype(np.float64)
-  minor, second = graph.configs.rows[row, :2].astype(int).T
+  minor, second = order[:, 0], order[:, 1]
   rank = (dims > 0).sum(axis=1)[at]
   size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
   padding, reverse = _padding(size(minor), size(second)), _padding(size(second), size(minor))
@@ -73,7 +78,7 @@ def choice_columns(
   is_weight = convolution & (batch > 0)
   gain = padding - reverse
   return {
-    "traffic": traffic(padding) * ~changes_nothing(graph, node, row),
+    "traffic": traffic(padding),
     "padding": padding,
     "padding over reverse": gain,
     "padding over reverse, if more": np.maximum(gain, 0),
@@ -204,14 +209,14 @@ class TrafficTables(TableNetwork):
     self.state, self.factor = dense(self.hidden_dim), dense(1)
     self.dropped = SlateDropout(self.dropout)
 
-  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, None]:
-    """Costs `[B, R]` float32 of choices of groups; None for pairs."""
-    costs = self.costs(batch, train=train)
-    return add_up(costs, batch.choices.group, len(batch.choices.row)), None
+  def tables(self, batch: TableBatch, *, train: bool = False) -> Tables:
+    """Costs `[B, R]` float32 of choices of groups, None for pairs, and 0 `[G]` of the rest."""
+    costs = add_up(self.costs(batch, train=train), batch.choices.group, len(batch.choices.row))
+    return costs, None, jnp.zeros(len(batch.target))
 
-  def node_tables(self, batch: TableBatch) -> tuple[jax.Array, None]:
-    """Costs `[K, R]` float32 of choices of nodes; None for pairs."""
-    return self.costs(batch, train=False), None
+  def node_tables(self, batch: TableBatch) -> Tables:
+    """Costs `[K, R]` float32 of choices of nodes, None for pairs, and 0 `[N]` of other nodes."""
+    return self.costs(batch, train=False), None, jnp.zeros(len(batch.graph.nodes["opcode"]))
 
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[K, R]` float32 of choices of nodes; 0 for orders left to the compiler."""
