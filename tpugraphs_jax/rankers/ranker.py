@@ -251,6 +251,40 @@ class Ranker:
       logging.warning(f"{graph.name}: the five best have equal scores, and stay in file order")
     return np.argsort(scores, kind="stable"), scores
 
+  @property
+  def predicts_times(self) -> bool:
+    """Whether scores are times of the whole program in a known unit: see `milliseconds`."""
+    return self.family.network.predicts_kernels and "labels" in self.about
+
+  def milliseconds(self, scores: np.ndarray) -> np.ndarray:
+    """Times of programs or kernels in milliseconds, from scores or `kernel_times` `[...]`.
+
+    Raises:
+      ValueError: the scores are no times, or the model file does not tell the unit of the labels.
+    """
+    if not self.predicts_times:
+      raise ValueError(f"{self!r} does not predict times: its scores have no unit")
+    is_picoseconds = self.about["labels"]["config_runtime"].startswith("picoseconds")
+    return np.asarray(scores, np.float64) * (1e-3 if is_picoseconds else 1.0)
+
+  def kernel_times(self, graph: OpGraph) -> np.ndarray:
+    """Predicted times of the kernels of a program in each configuration, `[C, D]` float32.
+
+    They are in the unit of the scores; 0 where a configuration has no such kernel.
+
+    Args:
+      graph: with `graph.configs.kernels`, which tell the nodes of each kernel.
+
+    Raises:
+      ValueError: the model predicts no times of kernels, or the graph has none.
+    """
+    self.check(graph)
+    if not self.family.network.predicts_kernels:
+      raise ValueError(f"model {self.config.model.name} predicts no times of kernels")
+    if graph.configs.kernels is None:
+      raise ValueError(f"{graph.name} has no kernels: label it with tpu_estimate (docs/collect.md)")
+    return self.family.kernel_times(self.params, self.prepare(graph))
+
   @console.working("explaining")
   def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> Explanation:
     """How much each choice of a configuration changes its score, the largest change first.

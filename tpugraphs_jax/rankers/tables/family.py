@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,7 +46,7 @@ class ChoicesFamily(Family):
         f"{field} does not apply to this model, which computes a program once for "
         "all configurations: train on whole graphs with batch.config_chunk=0"
       )
-    data = self.config.data
+    data: Any = self.config.data
     if self.network.predicts_kernels and (data.graph_reduction, data.virtual_node) != ("none",) * 2:
       raise ValueError(
         "this model predicts times of the kernels of a whole program: set data.graph_reduction and "
@@ -115,7 +116,8 @@ class TablesFamily(ChoicesFamily):
     """Computes the padded tables of a program."""
 
     def tables(params, batch):
-      unary, pair, rest = self.network.apply({"params": params}, batch, method="tables")
+      made: Any = self.network.apply({"params": params}, batch, method="tables")
+      unary, pair, rest = made
       return jax.tree.map(lambda table: table[None], (unary, pair, rest[0]))  # one program
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)

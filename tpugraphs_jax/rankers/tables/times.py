@@ -25,7 +25,7 @@ import numpy as np
 from tpugraphs_jax.columns import MAX_RANK, NODE
 from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data import features
-from tpugraphs_jax.data.batching import KernelBatch
+from tpugraphs_jax.data.batching import Array
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.nn import embeddings, pooling
 from tpugraphs_jax.nn.aggregation import (
@@ -123,7 +123,7 @@ class _NodeTimes(nn.Module):
   dtype: str
 
   @nn.compact
-  def __call__(self, state: jax.Array, order: jax.Array, work: jax.Array) -> jax.Array:
+  def __call__(self, state: jax.Array, order: Array, work: Array) -> jax.Array:
     """Microseconds `[..., 2]` float32 in kernels and between kernels.
 
     Args:
@@ -177,20 +177,25 @@ class TimeNetwork(TableNetwork):
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
     """The time of each configuration in microseconds, `[G, C, 1]` float32."""
     times = self.times(batch, train=train)
-    self.sow("kernels", "time", kernel_times(times[..., 0], batch.kernels))
+    self.sow("kernels", "time", kernel_times(times[..., 0], batch))
     total = pooling.graph_sum(times.sum(axis=-1), node_graph(batch.graph), len(batch.target))
     return (total + jnp.exp(self.launch))[..., None]
 
   def kernels(self, batch: TableBatch) -> jax.Array:
     """The times of kernels in microseconds, `[D, C]` float32; 0 without such a kernel."""
-    return kernel_times(self.times(batch, train=False)[..., 0], batch.kernels)
+    return kernel_times(self.times(batch, train=False)[..., 0], batch)
 
 
-def kernel_times(times: jax.Array, kernels: KernelBatch) -> jax.Array:
-  """The times of kernels `[D, C]` from times of nodes `[N, C]`.
+def kernel_times(times: jax.Array, batch: TableBatch) -> jax.Array:
+  """The times of the kernels of a batch `[D, C]` from times of nodes `[N, C]`.
 
   A node that is in several kernels of a configuration has an equal part of its time in each.
+
+  Raises:
+    ValueError: the batch has no kernels.
   """
+  if (kernels := batch.kernels) is None:
+    raise ValueError("the batch has no kernels: prepare its programs with has_kernels=True")
   is_there = (jnp.asarray(kernels.time) > 0).astype(jnp.float32)
   share = add_up(take_rows(is_there, kernels.kernel), kernels.node, len(times))
   parts = times / jnp.maximum(share, 1)
