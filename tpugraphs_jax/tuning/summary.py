@@ -24,6 +24,7 @@ _KIND, _VERSION = "estimates of tpugraphs_jax", 2  # of a file
 _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
 _DEAR, _FAR = 0.1, 10.0  # share of the time, and times of the least time, that a note tells
+_SHORT = 0.005  # milliseconds of a call, which its loop and its waits explain
 _NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
 _GIB = 2**30
@@ -115,7 +116,12 @@ class Estimate(page.Page):
       if row.assumed:
         yield f"{short}: {_assumed(row)}"
       if row.branches:
-        yield f"{short}: all branches of {row.branches} conditionals count, though one of each runs"
+        counted = (
+          "1 conditional count, though one"
+          if row.branches == 1
+          else f"{row.branches} conditionals count, though one of each"
+        )
+        yield f"{short}: all branches of {counted} runs"
       for made_of, steps in row.loops:
         name = f"{names.operation(made_of.name)} {made_of.where}".strip()
         yield f"{short}: the compiler made a loop of {steps:,.0f} steps of {name}"
@@ -158,7 +164,7 @@ def _far_from_work(row: Row) -> list[tuple[costs.KernelCost, float]]:
   dear = (
     kernel
     for kernel in row.kernels
-    if (kernel.milliseconds or 0.0) > _DEAR * row.milliseconds
+    if (kernel.milliseconds or 0.0) > max(_DEAR * row.milliseconds, _SHORT * (kernel.calls or 1))
     and not (kernel.is_bound or kernel.is_custom)
   )
   least = lambda kernel: costs.least_ms(row.generation, kernel.flops, kernel.bytes_accessed)
