@@ -29,8 +29,8 @@ from scipy import stats
 
 from benchmarks import decoder
 from tpugraphs_jax.hlo import calls, topology, tpu
+from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import files
-from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning import estimate as estimates
 
 _GIB = 2**30
@@ -217,7 +217,7 @@ def estimate(measured: Measured, *, memory_only: bool) -> dict[str, Any]:
     "measured_ms": measured.milliseconds,
     "estimated_ms": row.milliseconds,
     "exposed_ms": row.exposed_ms,
-    "roofline_ms": 1e3 * flops(measured.step) / costs.DEVICES[row.generation].flops,
+    "roofline_ms": 1e3 * flops(measured.step) / GENERATIONS[row.generation].flops,
     "measured_gib": measured.gib,
     "estimated_gib": row.needed / _GIB if row.needed else None,
     "measured_fits": measured.fits,
