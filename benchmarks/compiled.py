@@ -21,6 +21,7 @@ from typing import Any
 import zipfile
 
 import jax
+import numpy as np
 
 from tpugraphs_jax.hlo import calls, proto, schedule_dump, tpu
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
@@ -41,21 +42,23 @@ class Compiled:
     module: serialized, after all optimisations.
     schedules: texts by kernel.
     notes: `optimal_seconds`, `bytes_accessed`, `flops`, and `seconds` of the compilation.
-    operands: of `program.Simulation`.
+    operands, arguments: of `program.Simulation`.
   """
 
   module: bytes
   schedules: Mapping[str, str]
   notes: Mapping[str, Any]
   operands: Mapping[str, Mapping[int, Sequence[int]]] = dataclasses.field(default_factory=dict)
+  arguments: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def parsed(self) -> proto.HloModuleProto:
     return proto.parse_module(self.module, where="a compiled program")
 
-  def simulate(self, target: str, chip: Chip | None = None) -> program.ProgramTime:
-    """Its simulated time."""
-    prepared = program.Simulation(self.parsed(), self.schedules, target, operands=self.operands)
-    return prepared.time(chip)
+  def prepared(self, target: str) -> program.Simulation:
+    """Its simulation."""
+    return program.Simulation(
+      self.parsed(), self.schedules, target, arguments=self.arguments, operands=self.operands
+    )
 
 
 class Folder:
@@ -89,12 +92,13 @@ class Folder:
   def write(self, name: str, compiled: Compiled) -> None:
     path = self._file(name, ".zip")
     path.parent.mkdir(parents=True, exist_ok=True)
+    arguments = {number: array.tolist() for number, array in compiled.arguments.items()}
     with (
       files.replacing(path, "wb") as file,
       zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
       archive.writestr("module.hlo.pb", compiled.module)
-      archive.writestr("notes.json", json.dumps([compiled.notes, compiled.operands]))
+      archive.writestr("notes.json", json.dumps([compiled.notes, compiled.operands, arguments]))
       for kernel, text in compiled.schedules.items():
         archive.writestr(f"{_SCHEDULE}{kernel}", text)
 
@@ -104,7 +108,7 @@ class Folder:
     if not path.exists():
       return None
     with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
-      notes, operands = trust.parse(archive.read("notes.json"))
+      notes, operands, arguments = trust.parse(archive.read("notes.json"))
       schedules = {
         entry.removeprefix(_SCHEDULE): archive.read(entry).decode()
         for entry in archive.namelist()
@@ -114,7 +118,8 @@ class Folder:
         kernel: {int(index): words for index, words in given.items()}
         for kernel, given in operands.items()
       }
-      return Compiled(archive.read("module.hlo.pb"), schedules, notes, numbered)
+      arrays = {int(number): np.array(words) for number, words in arguments.items()}
+      return Compiled(archive.read("module.hlo.pb"), schedules, notes, numbered, arrays)
 
   def compile(self, names: Sequence[str], options: Sequence[str] = (), flags: str = "") -> None:
     """Compiles what is missing, in processes that run this script with `--worker` and options.
@@ -175,9 +180,11 @@ def compile_function(
   }
   call, module = calls.Call(function, tuple(arguments), {}), outcome.module
   parsed = proto.parse_module(module, where="a compiled program")
-  operands = scalar_operands(call, costs.known_integers(call.arrays), parsed).values
+  known = costs.known_integers(call.arrays)
+  operands = scalar_operands(call, known, parsed).values
   words = {
     kernel: {index: values.reshape(-1).tolist() for index, values in given.items()}
     for kernel, given in operands.items()
   }
-  return Compiled(module, outcome.schedules, notes, words)
+  arguments = known if costs.parameters(parsed) == len(call.arrays) else {}
+  return Compiled(module, outcome.schedules, notes, words, arguments)

@@ -107,7 +107,7 @@ class Row:
 def estimates(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
   """The estimates of a compiled program."""
   module, target = found.parsed(), measured.target
-  prepared = program.Simulation(module, found.schedules, target, operands=found.operands)
+  prepared = found.prepared(target)
   cycles = tpu_kernels.estimated_cycles(module)
   device = GENERATIONS[target]
   flops, moved = found.notes["flops"], found.notes["bytes_accessed"]
@@ -584,6 +584,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
       f"{row['rows']:.2f}",
       f"{row['latency']:.0f}",
       f"{row['start']:.0f}",
+      f"{row['wait']:.0f}",
       f"{row['error']:.1%}",
       ", ".join(f"{name} {error:.1%}" for name, error in row["left_out"].items()),
       " to ".join(f"{row[end]:.2f}" for end in ("low", "high") if row[end]),
@@ -595,6 +596,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
   head += [
     "latency, cycles",
     "start, cycles",
+    "wait, cycles",
     "largest median error of a source",
     "mean error of sources left out",
   ]

@@ -248,7 +248,7 @@ def cost(
   module = proto.parse_module(compiled.module, where=f"program for {target}")
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
-  values = known if _parameters(module) == len(call.arrays) else {}
+  values = known if parameters(module) == len(call.arrays) else {}
   operands = lambda how: scalar_operands(call, known, module, how)
   create: Callable[..., program.Simulation] = program.Simulation
   if placement is not None:
@@ -354,7 +354,7 @@ def _joined(collectives: Iterable[CollectiveCost]) -> tuple[CollectiveCost, ...]
   return tuple(sorted(rows.values(), key=lambda row: (-row.exposed_ms, -row.milliseconds)))
 
 
-def _parameters(module: proto.HloModuleProto) -> int:
+def parameters(module: proto.HloModuleProto) -> int:
   entry = next(part for part in module.computations if part.id == module.entry_computation_id)
   return sum(node.opcode == "parameter" for node in entry.instructions)
 
