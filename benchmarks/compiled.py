@@ -28,7 +28,6 @@ from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.schedule import program
-from tpugraphs_jax.tuning.schedule.chips import Chip
 
 _SCHEDULE = "schedules/"
 _REFUSALS = (ValueError, TypeError, NotImplementedError, AttributeError, ImportError)
