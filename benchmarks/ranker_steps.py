@@ -26,7 +26,7 @@ from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.step import make_train_step, TrainState
+from tpugraphs_jax.train.step import TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
@@ -99,15 +99,7 @@ def _step(
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
   optimizer = family.constrain(config.optimizer.create(1000))
-  mapped = make_train_step(
-    family.network,
-    optimizer,
-    config.loss,
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
-    devices=devices,
-  )
+  mapped = training.make_step(config, family.network, optimizer, devices)
   state = jax.eval_shape(
     lambda: TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer

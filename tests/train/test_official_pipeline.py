@@ -21,7 +21,7 @@ from tpugraphs_jax.rankers import model_file, official_weights
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
-from tpugraphs_jax.train.step import make_train_step, TrainState
+from tpugraphs_jax.train.step import TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -214,16 +214,7 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   config, network = data.experiment.config, data.experiment.ranker.family.network
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
   optimizer = config.optimizer.create(len(record["loss"]))
-  device = jax.devices()[:1]
-  step = make_train_step(
-    with_table,
-    optimizer,
-    config.loss,
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
-    devices=device,
-  )
+  step = training.make_step(config, with_table, optimizer, jax.devices()[:1])
   params = official_weights.params_from_official(with_table, record.weights(0))
   state = parts.replicate(TrainState.create(params, optimizer), 1)
   order = official_weights.weight_order(with_table)

@@ -293,14 +293,7 @@ def begin(phase: Phase, plan: BatchPlan) -> Training:
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
   optimizer = family.constrain(phase.optimizer.create(steps))
-  train_step = make_train_step(
-    family.network,
-    optimizer,
-    config.loss,
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
-  )
+  train_step = make_step(config, family.network, optimizer)
   local = parallel.local_device_count()
   first_device = parallel.process_index() * local
   devices = range(first_device, first_device + local)
@@ -314,6 +307,24 @@ def begin(phase: Phase, plan: BatchPlan) -> Training:
     folder=phase.folder,
   )
   return Training(TrainState.create(params, optimizer), train_step, batches, timetable)
+
+
+def make_step(
+  config: Config,
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  devices: Sequence[jax.Device] | None = None,
+) -> Callable:
+  """The training step of a config; arguments as of `make_train_step`."""
+  return make_train_step(
+    network,
+    optimizer,
+    config.loss,
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
+    devices=devices,
+  )
 
 
 def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
