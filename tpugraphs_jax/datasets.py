@@ -106,7 +106,7 @@ class Collection:
     return root / self.path / split
 
 
-def of(kind: str, source: str, search: str = "") -> Collection:
+def find(kind: str, source: str, search: str = "") -> Collection:
   """The collection with these parts of a name; a released tile collection has no search.
 
   Raises:

@@ -21,7 +21,7 @@ def _flops(function, *args):
   computations = {computation.id: computation for computation in module.computations}
   main = computations[module.entry_computation_id]
   nodes = {node.id: node for node in main.instructions}
-  counted = sum(work.of(node, nodes, computations).flops for node in main.instructions)
+  counted = sum(work.count(node, nodes, computations).flops for node in main.instructions)
   return counted, lowered.cost_analysis().get("flops", 0)
 
 
@@ -78,7 +78,7 @@ def test_the_batch_of_a_product_that_became_a_window_counts_once():
     1: hlo_modules.instruction("parameter", 1, shape=(6, 4, 7)),
     2: hlo_modules.instruction("parameter", 2, shape=(6, 7, 5)),
   }
-  assert work.of(node, nodes, {}).flops == 2 * 6 * 4 * 5 * 7
+  assert work.count(node, nodes, {}).flops == 2 * 6 * 4 * 5 * 7
 
 
 def test_products_of_8_bits_take_half_the_time_at_the_peak():
@@ -89,7 +89,7 @@ def test_products_of_8_bits_take_half_the_time_at_the_peak():
       3: _array("dot", 3, 8, 4, operands=[1, 2]),
     }
     nodes[3].dot_dimension_numbers.lhs_contracting_dimensions.append(1)
-    found = work.of(nodes[3], nodes, {})
+    found = work.count(nodes[3], nodes, {})
     assert found.flops == 2 * 8 * 4 * 16 and found.wide_flops == share * found.flops
 
 
@@ -103,7 +103,7 @@ def _array(opcode, id, *shape, kind="f32", space=0, operands=(), callees=(), **f
 def _bytes(*nodes, fused=()):
   """The bytes of the last instruction of a computation."""
   computations = {2: hlo_modules.computation(*fused, id=2)}
-  return work.of(nodes[-1], {node.id: node for node in nodes}, computations).bytes_accessed
+  return work.count(nodes[-1], {node.id: node for node in nodes}, computations).bytes_accessed
 
 
 def test_bytes_are_those_between_the_large_memory_and_the_chip():

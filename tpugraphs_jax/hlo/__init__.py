@@ -10,7 +10,7 @@ module_graph   modules as graphs; `features` describes an instruction, `names` t
 sources, text  modules as bytes, from files, text, jax's stages and functions
 proto          modules as messages
 tuning_data    the data set's tuning records
-search         options of layouts for the nodes of a program
+layout_options  options of layouts for the nodes of a program
 calls          calls of functions as functions of arrays alone, with `jit_options` and `state`
 jaxprs         programs and equations of jaxprs, and evaluation equation by equation
 generations    the TPU generations: peaks, memories, slices

@@ -20,7 +20,7 @@ import numpy as np
 
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.hlo import features, names, proto, search, sources
+from tpugraphs_jax.hlo import features, layout_options, names, proto, sources
 from tpugraphs_jax.infra import console, machine
 
 # Instructions whose layouts the search of the data set chooses.
@@ -63,7 +63,7 @@ class HloGraph(graph.OpGraph):
 
     The first one leaves every node to the compiler. Nodes with the same opcode, shapes and
     dimension numbers decide together, as equivalent nodes do in the data set. A graph with few
-    choices has fewer than `n` configurations. `hlo.search` lists the layouts of a node.
+    choices has fewer than `n` configurations. `hlo.layout_options` lists the layouts of a node.
 
     Args:
       n: number of configurations.
@@ -72,7 +72,9 @@ class HloGraph(graph.OpGraph):
     Raises:
       ValueError: no node is configurable, or one of them is inconsistent.
     """
-    configs = search.layout_configs(self.module, self.config_node, n, seed=seed, where=self.name)
+    configs = layout_options.layout_configs(
+      self.module, self.config_node, n, seed=seed, where=self.name
+    )
     return dataclasses.replace(self, configs=configs)
 
   def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:

@@ -197,7 +197,7 @@ def estimated_cycles(
   total = work.Work(0.0, 0, 0.0)
   entry = computations[module.entry_computation_id]
   for instruction, computation, times in _executed(entry, computations, lengths, calls):
-    cost = work.of(instruction, nodes[computation.id], computations)
+    cost = work.count(instruction, nodes[computation.id], computations)
     total = total.plus(cost, times)
     tiles = window(instruction)
     if tiles is not None:

@@ -69,7 +69,7 @@ class Work(NamedTuple):
     )
 
 
-def of(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> Work:
+def count(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> Work:
   """The work of an instruction, without that of computations that run as other kernels.
 
   Args:

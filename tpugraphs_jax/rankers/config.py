@@ -320,7 +320,7 @@ class Config(Options):
     return first, last
 
   def _check_also(self, data: LayoutDataOptions) -> None:
-    first = datasets.of("layout", data.source, data.search)
+    first = datasets.find("layout", data.source, data.search)
     kinds = {datasets.Collection(name).kind for name in data.also}
     if first.name in data.also or len(set(data.also)) < len(data.also) or kinds != {"layout"}:
       raise ValueError(

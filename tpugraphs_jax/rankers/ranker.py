@@ -62,7 +62,7 @@ class Ranker:
 
   def __init__(self, config: Config):
     self.config, data = config, config.data
-    self.collection = datasets.of(config.kind, data.source, data.search)
+    self.collection = datasets.find(config.kind, data.source, data.search)
     self.features = NodeFeatures(data)
     self.family = rankers.create(config, self.features.unscaled)
     self.params: optax.Params | None = None

@@ -25,9 +25,9 @@ from jax.extend import core
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK
-from tpugraphs_jax.hlo import jaxprs, names, search
+from tpugraphs_jax.hlo import jaxprs, layout_options, names
 from tpugraphs_jax.hlo.calls import Call, RewrittenFunction
-from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.hlo.layout_options import Dims
 
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
@@ -326,11 +326,11 @@ def _options(name: str, shapes: Sequence[Dims], params: dict) -> tuple[Orders, .
 
 
 def _all_orders(name: str, shapes: Sequence[Dims], params: dict) -> Iterator[Orders]:
-  """All orders of an equation's tensors, as `hlo.search` has them for instructions."""
+  """All orders of an equation's tensors, as `hlo.layout_options` has them for instructions."""
   if name == "reshape":
-    return search.reshape_orders(*shapes[:2]) if params["dimensions"] is None else iter(())
+    return layout_options.reshape_orders(*shapes[:2]) if params["dimensions"] is None else iter(())
   if name == "dot_general":
-    return search.pair_orders(map(search.last_two, shapes))
+    return layout_options.pair_orders(map(layout_options.last_two, shapes))
   numbers = params["dimension_numbers"]
   pairs = numbers.out_spec[:2], numbers.lhs_spec[:2], numbers.rhs_spec[1::-1]
-  return search.pair_orders(tuple(map(int, pair)) for pair in pairs)
+  return layout_options.pair_orders(tuple(map(int, pair)) for pair in pairs)

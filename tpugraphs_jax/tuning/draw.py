@@ -16,10 +16,10 @@ _TRIES = 200  # draws in a row that give nothing new, after which drawing ends
 _LISTED = 1 << 12  # up to this many combinations all are listed
 _LISTED_CHANGES = 1 << 20  # up to this many changes of two groups too
 
-Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
+OptionIndices = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
 
 
-def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[Numbers]:
+def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[OptionIndices]:
   """Distinct choices, one option number per group; the same ones at every call.
 
   The compiler's own choice comes first. Then come in turn a change of one group, of two groups, and
@@ -54,7 +54,7 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
 
 def _changes(
   options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
-) -> Iterator[Numbers]:
+) -> Iterator[OptionIndices]:
   """Changes of `count` groups in random order: all of them, or random ones of too many."""
   changed = sum(len(options[group]) - 1 for group in free)
   if count <= len(free) and changed**count > _LISTED_CHANGES:
@@ -71,9 +71,9 @@ def _changes(
 
 def _drawn(
   options: list[list[int]], free: list[int], rng: np.random.Generator, count: int | None = None
-) -> Iterator[Numbers]:
+) -> Iterator[OptionIndices]:
   """Random changes of `count` groups, or of up to five."""
-  seen: set[Numbers] = set()
+  seen: set[OptionIndices] = set()
   tries = 0
   while tries < _TRIES:
     groups_at_once = count or rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)

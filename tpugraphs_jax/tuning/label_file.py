@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax.infra import console, files, trust
-from tpugraphs_jax.tuning.draw import Numbers
-from tpugraphs_jax.tuning.labels import Raw, reason
+from tpugraphs_jax.tuning.draw import OptionIndices
+from tpugraphs_jax.tuning.labels import LabelRecord, reason
 from tpugraphs_jax.tuning.problem import Problem
 
-Outcome = Raw | str  # raw numbers, or why there are none
+Outcome = LabelRecord | str  # raw numbers, or why there are none
 SUFFIX = ".jsonl"
 _RECORD = trust.Record(label=str)
 
@@ -55,10 +55,10 @@ class LabelFile:
   ):
     self._path = Path(path) if path else None
     self.problem = problem
-    self.raw: dict[Numbers, Raw] = {}
-    self.errors: dict[Numbers, str] = {}
-    self._known: dict[Numbers, Outcome] = {}
-    self._begun: set[Numbers] = set()
+    self.raw: dict[OptionIndices, LabelRecord] = {}
+    self.errors: dict[OptionIndices, str] = {}
+    self._known: dict[OptionIndices, Outcome] = {}
+    self._begun: set[OptionIndices] = set()
     if self._path:
       program = {} if key else {"program": problem.fingerprint(), "label": problem.label.name}
       self._key = key or program | problem.label.versions()
@@ -77,7 +77,7 @@ class LabelFile:
         trust.check(record["raw"], self.problem.label.form, "its label")
         self.problem.label.value(record["raw"])
 
-  def label_choices(self, candidates: Sequence[Numbers]) -> None:
+  def label_choices(self, candidates: Sequence[OptionIndices]) -> None:
     """Labels choices, the compiler's own before all others.
 
     Only the compiler's own choice makes times of the file and new times comparable. It is measured
@@ -107,25 +107,25 @@ class LabelFile:
       # Nothing is measured after an error of the compiler's own choice.
       self._take(numbers, self._known.get(numbers, why))
 
-  def _begin(self, numbers: Numbers) -> None:
+  def _begin(self, numbers: OptionIndices) -> None:
     if self._path and numbers not in self._begun:  # by a process that was killed
       self._begun.add(numbers)
       append(self._path, {**self._key, "numbers": numbers})
 
-  def add(self, numbers: Numbers, outcome: Outcome) -> None:
+  def add(self, numbers: OptionIndices, outcome: Outcome) -> None:
     """Writes a choice's raw numbers, or why it failed, into the file."""
     self._known[numbers] = outcome
     if self._path:
       name = "error" if isinstance(outcome, str) else "raw"
       append(self._path, {**self._key, "numbers": numbers, name: outcome})
 
-  def _take(self, numbers: Numbers, outcome: Outcome) -> None:
+  def _take(self, numbers: OptionIndices, outcome: Outcome) -> None:
     if isinstance(outcome, str):
       self.errors[numbers] = outcome
     else:
       self.raw[numbers] = outcome
 
-  def ratio(self, numbers: Numbers) -> float:
+  def ratio(self, numbers: OptionIndices) -> float:
     """Label of a choice / label of the compiler's own choice; infinite unless both have one."""
     raw, default = self.raw.get(numbers), self.raw.get(self.problem.default)
     value = self.problem.label.value

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, cast, ClassVar, TypedDict
 
 import jax
 
@@ -27,7 +27,25 @@ from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 from tpugraphs_jax.tuning.schedule import chips
 
-Raw = dict[str, Any]  # the numbers found for a candidate, as `label_file` keeps them
+
+class KernelRecord(TypedDict, total=False):
+  """The time of a kernel in a label."""
+
+  picoseconds: int  # of all calls
+  group: int | None  # of the choice; None for a kernel of no group
+  operations: tuple[costs.Operation, ...]  # that it has, as the compiler's program names them
+  nodes: list[int]  # of the problem's graph, in the place of operations
+
+
+class LabelRecord(TypedDict, total=False):
+  """The raw numbers of a choice, those of its kind of label, as `label_file` keeps them."""
+
+  milliseconds: float  # `TpuEstimate`: of the program
+  kernels: list[KernelRecord]  # those that have a time, and not only a bound
+  bytes_accessed: int  # `BytesEstimate`
+  seconds: list[float]  # `Measured`: of a call, a number for each round
+  noise: float  # `Measured`: of the machine in these rounds, see `measure.measure`
+
 
 # The numbers of labels of earlier versions.
 _EARLIER = {"optimal_seconds", "estimated_cycles"}
@@ -88,7 +106,7 @@ class Label:
     """The function as the label's compiler compiles it."""
     return measure.compile_function(function, args, compiler_options)
 
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
+  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, LabelRecord | Exception]]:
     """The raw numbers of each function, or the error with which it failed."""
     for number, function, compiler_options in functions:
       try:
@@ -97,14 +115,14 @@ class Label:
       except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         yield number, error
 
-  def estimate(self, compiled: Any, call: Call) -> Raw:
+  def estimate(self, compiled: Any, call: Call) -> LabelRecord:
     """The raw numbers of a compiled call.
 
     Labels that compare functions override `run`.
     """
     raise NotImplementedError
 
-  def value(self, raw: Raw) -> int:
+  def value(self, raw: LabelRecord) -> int:
     """The label, a positive integer, from raw numbers.
 
     Raises:
@@ -179,7 +197,7 @@ class TpuEstimate(Label):
     except Ended as error:
       raise ValueError(f"the compiler failed: {error}") from None
 
-  def estimate(self, compiled: tpu.TpuProgram, call: Call) -> Raw:
+  def estimate(self, compiled: tpu.TpuProgram, call: Call) -> LabelRecord:
     """The time of a program, and of each kernel its time and the operations in it.
 
     Returns:
@@ -193,7 +211,7 @@ class TpuEstimate(Label):
     row = costs.cost(compiled, self.target, call)
     if row.milliseconds is None:
       raise ValueError(f"it has no time, because {row.why}")
-    kernels = [
+    kernels: list[KernelRecord] = [
       {
         "picoseconds": to_picoseconds(kernel.milliseconds),
         "group": group_of(kernel),
@@ -204,7 +222,7 @@ class TpuEstimate(Label):
     ]
     return {"milliseconds": row.milliseconds, "kernels": kernels}
 
-  def value(self, raw: Raw) -> int:
+  def value(self, raw: LabelRecord) -> int:
     if found := _EARLIER & raw.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
@@ -230,13 +248,13 @@ class BytesEstimate(Label):
   what = "number of bytes accessed"
   worth = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, compiled: jax.stages.Compiled, call: Call) -> Raw:
+  def estimate(self, compiled: jax.stages.Compiled, call: Call) -> LabelRecord:
     cost = compiled.cost_analysis()
     if cost is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
     return {"bytes_accessed": int(cost["bytes accessed"])}
 
-  def value(self, raw: Raw) -> int:
+  def value(self, raw: LabelRecord) -> int:
     return raw["bytes_accessed"]
 
 
@@ -256,10 +274,11 @@ class Measured(Label):
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
 
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
-    return measure.measure(functions, args, seed=self.seed)
+  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, LabelRecord | Exception]]:
+    found = measure.measure(functions, args, seed=self.seed)
+    return cast("Iterator[tuple[int, LabelRecord | Exception]]", found)
 
-  def value(self, raw: Raw) -> int:
+  def value(self, raw: LabelRecord) -> int:
     return max(1, round(min(raw["seconds"]) * 1e9))
 
 

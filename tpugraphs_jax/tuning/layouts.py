@@ -21,7 +21,7 @@ from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import jaxprs, names, proto
 from tpugraphs_jax.hlo.calls import Call, RewrittenFunction
 from tpugraphs_jax.hlo.jit_options import is_jitted
-from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.hlo.layout_options import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing

@@ -23,11 +23,11 @@ from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import calls, jaxprs, proto
 from tpugraphs_jax.hlo.calls import Call
-from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.hlo.layout_options import Dims
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import choosing, costs, draw, labels
 from tpugraphs_jax.tuning.choosing import Group, Orders
-from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.draw import OptionIndices
 
 # Opcodes of the instructions that the compiler makes of a primitive with the same tensors.
 _OPCODES = {
@@ -75,7 +75,7 @@ class Problem:
     with console.working(f"tracing {self.name}"):
       self.choices = choosing.choices(call, *call.arrays, operands=operands)
     self.compiler_options = compiler_options
-    self.default: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
+    self.default: OptionIndices = (0,) * (len(self.choices.groups) + len(compiler_options))
     module = label.graph(self.apply(self.default), call.arrays)
     self.graph = dataclasses.replace(hlo.featurize(module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
@@ -106,22 +106,22 @@ class Problem:
     count = sum(self.choices.left_out.values())
     return f"; {count} operations inside {names} are left to the compiler" if count else ""
 
-  def layouts_of(self, numbers: Numbers) -> Numbers:
+  def layouts_of(self, numbers: OptionIndices) -> OptionIndices:
     """The options of the groups of equations in a choice."""
     return numbers[: len(self.choices.groups)]
 
-  def compiler_options_of(self, numbers: Numbers) -> dict[str, Any]:
+  def compiler_options_of(self, numbers: OptionIndices) -> dict[str, Any]:
     """The values of compiler options in a choice, without those that stay at their default."""
     chosen = zip(self.compiler_options.items(), numbers[len(self.choices.groups) :])
     return {name: values[number - 1] for (name, values), number in chosen if number}
 
-  def describe(self, numbers: Numbers) -> str:
+  def describe(self, numbers: OptionIndices) -> str:
     """The numbers of changed groups and the values of compiler options in a choice, in words."""
     groups = [str(group) for group, number in enumerate(self.layouts_of(numbers)) if number]
     values = [f"{name}={value}" for name, value in self.compiler_options_of(numbers).items()]
     return ", ".join(groups + values) or "none, the compiler's own"
 
-  def apply(self, numbers: Numbers) -> Callable[..., Any]:
+  def apply(self, numbers: OptionIndices) -> Callable[..., Any]:
     """The function of the arrays, with the layouts of a choice, jitted where the function is."""
     program, structure, jit = self.call.trace
     choice = self.choices.choice(self.layouts_of(numbers))
@@ -131,7 +131,7 @@ class Problem:
 
     return jit.apply(chosen, {}) if jit else chosen
 
-  def rewrite(self, numbers: Numbers) -> Callable[..., Any]:
+  def rewrite(self, numbers: OptionIndices) -> Callable[..., Any]:
     """The function with the layouts and compiler options of a choice, jitted where it is.
 
     The function itself where the choice changes nothing of it.
@@ -143,13 +143,13 @@ class Problem:
     evaluate = functools.partial(choosing.evaluate, choice=self.choices.choice(chosen))
     return calls.RewrittenFunction(self.call.function, evaluate, self.compiler_options_of(numbers))
 
-  def candidates(self) -> Iterator[Numbers]:
+  def candidates(self) -> Iterator[OptionIndices]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""
     return draw.candidates(self.options, seed=self.seed, name=self.name)
 
   def with_configs(
     self,
-    candidates: Sequence[Numbers],
+    candidates: Sequence[OptionIndices],
     values: Sequence[int] | None = None,
     kernels: graph.KernelTimes | None = None,
   ) -> hlo.HloGraph:
@@ -161,7 +161,7 @@ class Problem:
     configs = dataclasses.replace(factor_layout_configs(feat, label), kernels=kernels)
     return dataclasses.replace(self.graph, configs=configs)
 
-  def numbers_of(self, proposed: graph.OpGraph[graph.LayoutConfigs]) -> list[Numbers]:
+  def numbers_of(self, proposed: graph.OpGraph[graph.LayoutConfigs]) -> list[OptionIndices]:
     """The choices that are the configurations of a graph; other configurations are left out.
 
     Compiler options stay at their defaults.
@@ -224,8 +224,10 @@ class Problem:
     return result
 
   def raw_labels(
-    self, candidates: Sequence[Numbers], begin: Callable[[Numbers], object] = lambda numbers: None
-  ) -> Iterator[tuple[Numbers, labels.Raw | Exception]]:
+    self,
+    candidates: Sequence[OptionIndices],
+    begin: Callable[[OptionIndices], object] = lambda numbers: None,
+  ) -> Iterator[tuple[OptionIndices, labels.LabelRecord | Exception]]:
     """The raw numbers of choices, found together, or the errors with which they failed.
 
     `begin` is called with each choice before it is compiled.
@@ -237,11 +239,11 @@ class Problem:
         yield place, self.apply(numbers), self.compiler_options_of(numbers)
 
     for place, outcome in self.label.run(functions(), self.call.arrays):
-      if isinstance(outcome, dict) and "kernels" in outcome:
-        outcome = outcome | {"kernels": list(map(self._with_nodes, outcome["kernels"]))}
+      if not isinstance(outcome, Exception) and "kernels" in outcome:
+        outcome = {**outcome, "kernels": list(map(self._with_nodes, outcome["kernels"]))}
       yield candidates[place], outcome
 
-  def _with_nodes(self, kernel: Mapping[str, Any]) -> dict[str, Any]:
+  def _with_nodes(self, kernel: labels.KernelRecord) -> labels.KernelRecord:
     """A kernel of `TpuEstimate.estimate` with the nodes of the graph in the place of operations."""
     nodes = {node for operation in kernel["operations"] for node in self._nodes_of(operation)}
     return {"picoseconds": kernel["picoseconds"], "group": kernel["group"], "nodes": sorted(nodes)}
@@ -271,7 +273,7 @@ class Problem:
     return nodes
 
 
-def kernel_times(raw: Sequence[labels.Raw]) -> graph.KernelTimes | None:
+def kernel_times(raw: Sequence[labels.LabelRecord]) -> graph.KernelTimes | None:
   """The kernels of choices, by their nodes; None without any that has nodes.
 
   Args:

@@ -25,10 +25,10 @@ import scipy
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.prior import change_features, LARGEST_EFFECT, Prior
 
-Search = Generator[Numbers, float | None, None]
+Search = Generator[OptionIndices, float | None, None]
 
 # Factor on the standard deviations of the prior: effects have heavier tails than a normal
 # distribution. Chosen, like `prior.LARGEST_EFFECT`, on the training and validation programs of
@@ -52,9 +52,9 @@ class Pool:
       show.
   """
 
-  choices: list[Numbers]
-  graph: Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]
-  numbers_of: Callable[[OpGraph[LayoutConfigs]], list[Numbers]] | None = None
+  choices: list[OptionIndices]
+  graph: Callable[[Sequence[OptionIndices]], OpGraph[LayoutConfigs]]
+  numbers_of: Callable[[OpGraph[LayoutConfigs]], list[OptionIndices]] | None = None
   compiler_options: int = 0
 
   @functools.cached_property
@@ -83,7 +83,7 @@ class Pool:
     """Whether choices outside of the pool may be tried, from options that occur in the pool."""
     return self.numbers_of is not None
 
-  def rows(self, choices: Sequence[Numbers]) -> np.ndarray:
+  def rows(self, choices: Sequence[OptionIndices]) -> np.ndarray:
     """Which of the changes choices have, `[n, T]` float64."""
     numbers, default = np.array(choices), np.array(self.choices[0])
     group, option = np.array(self.changes, np.int64).reshape(-1, 2).T
@@ -129,14 +129,14 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Search:
 
 
 def _changed(
-  numbers: Numbers, changes: Sequence[tuple[int, int]], default: Numbers
-) -> list[Numbers]:
+  numbers: OptionIndices, changes: Sequence[tuple[int, int]], default: OptionIndices
+) -> list[OptionIndices]:
   """The choices that differ from one in one group."""
   options = [*changes, *enumerate(default)]
   return [_with(numbers, group, option) for group, option in options if option != numbers[group]]
 
 
-def _with(numbers: Numbers, group: int, option: int) -> Numbers:
+def _with(numbers: OptionIndices, group: int, option: int) -> OptionIndices:
   """A choice with another option of one group."""
   return (*numbers[:group], option, *numbers[group + 1 :])
 
@@ -173,7 +173,7 @@ class Belief:
     covariance = scipy.linalg.block_diag(_TAILS**2 * covariance, of_options)
     return cls(pool, mean, covariance, prior.noise)
 
-  def learn(self, numbers: Numbers, effect: float) -> None:
+  def learn(self, numbers: OptionIndices, effect: float) -> None:
     """Takes in the effect of a choice."""
     (row,) = self._pool.rows([numbers])
     gain = self.covariance @ row
@@ -181,11 +181,11 @@ class Belief:
     self.mean += gain * (min(effect, LARGEST_EFFECT) - row @ self.mean)
     self.covariance -= np.outer(gain, row @ self.covariance)
 
-  def expected(self, choices: Sequence[Numbers]) -> np.ndarray:
+  def expected(self, choices: Sequence[OptionIndices]) -> np.ndarray:
     """The expected effects of choices `[n]`."""
     return self._pool.rows(choices) @ self.mean
 
-  def most_promising(self, choices: Sequence[Numbers], best: float) -> int:
+  def most_promising(self, choices: Sequence[OptionIndices], best: float) -> int:
     """The place of the choice with the largest expected improvement on an effect."""
     rows = self._pool.rows(choices)
     deviation = np.sqrt(np.maximum(np.einsum("ct,ct->c", rows @ self.covariance, rows), 1e-12))
@@ -220,7 +220,7 @@ def model(pool: Pool, ranker: Any) -> Search:
   If choices outside of the pool are allowed, a score table proposes some near the compiler's own
   choice, where it is most reliable. Proposals and choices of the pool alternate.
   """
-  proposed: list[Numbers] = []
+  proposed: list[OptionIndices] = []
   choices = pool.choices
   family = getattr(ranker, "family", None)  # an ensemble has none
   is_table = isinstance(family, TablesFamily)

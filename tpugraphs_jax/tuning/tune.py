@@ -34,7 +34,7 @@ from tpugraphs_jax.infra import console
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
 from tpugraphs_jax.tuning import labels, measure, prior, strategies
-from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
 from tpugraphs_jax.tuning.tuned import changes_of, Tuned
@@ -143,7 +143,7 @@ def draw_pool(problem: Problem, count: int, *, has_stage: bool = True) -> strate
       not trained on.
   """
 
-  def graph(choices: Sequence[Numbers]) -> OpGraph[LayoutConfigs]:
+  def graph(choices: Sequence[OptionIndices]) -> OpGraph[LayoutConfigs]:
     graph = problem.with_configs(choices)
     return graph if has_stage else dataclasses.replace(graph, stage="")
 
@@ -250,7 +250,7 @@ def _title(file: LabelFile, place: int, most: int) -> str:
   return f"label {place} of {most}: compiling a program of {size:,} instructions"
 
 
-def _line(file: LabelFile, place: int, most: int, numbers: Numbers) -> str:
+def _line(file: LabelFile, place: int, most: int, numbers: OptionIndices) -> str:
   """A line of progress about a choice that was labelled."""
   failed = file.errors.get(numbers)
   found = f"failed: {failed}" if failed else f"{file.ratio(numbers):.3f} of the compiler's own"
@@ -258,7 +258,7 @@ def _line(file: LabelFile, place: int, most: int, numbers: Numbers) -> str:
   return f"label {place} of {most}: {found}; groups changed: {changed}"
 
 
-def decide(file: LabelFile) -> tuple[Numbers, tuple[float, float, float] | None]:
+def decide(file: LabelFile) -> tuple[OptionIndices, tuple[float, float, float] | None]:
   """The best of the choices that were tried, or the compiler's own choice.
 
   Returns:

@@ -13,8 +13,8 @@ import numpy as np
 
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing, labels, layouts
-from tpugraphs_jax.tuning.draw import Numbers
-from tpugraphs_jax.tuning.labels import Raw
+from tpugraphs_jax.tuning.draw import OptionIndices
+from tpugraphs_jax.tuning.labels import LabelRecord
 from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.problem import Problem
 
@@ -38,10 +38,10 @@ class Tuned(Page):
   """
 
   problem: Problem
-  numbers: Numbers
+  numbers: OptionIndices
   compared: tuple[float, float, float] | None
-  raw: dict[Numbers, Raw]
-  errors: dict[Numbers, str]
+  raw: dict[OptionIndices, LabelRecord]
+  errors: dict[OptionIndices, str]
   candidates: int
   changes: list[layouts.Change]
   order: str = ""
@@ -70,7 +70,7 @@ class Tuned(Page):
     return self.problem.label
 
   @property
-  def tried(self) -> dict[Numbers, int]:
+  def tried(self) -> dict[OptionIndices, int]:
     """The label of every choice that was labelled, the compiler's own choice first."""
     return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
 
@@ -186,7 +186,7 @@ class Tuned(Page):
       "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
     )
 
-  def _own_and_best(self) -> list[Raw]:
+  def _own_and_best(self) -> list[LabelRecord]:
     """The raw numbers of the compiler's own choice, and of the best choice."""
     return [self.raw[self.problem.default], self.raw[self.numbers]]
 
@@ -212,12 +212,14 @@ class Tuned(Page):
     ]
 
 
-def _time_of_group(raw: Raw, group: int) -> int:
+def _time_of_group(raw: LabelRecord, group: int) -> int:
   """Picoseconds of the kernels that come from a group, of the raw numbers of a choice."""
   return sum(kernel["picoseconds"] for kernel in raw["kernels"] if kernel["group"] == group)
 
 
-def changes_of(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
+def changes_of(
+  problem: Problem, best: OptionIndices, tried: dict[OptionIndices, LabelRecord]
+) -> list[layouts.Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
   orders, nodes = problem.own_orders(), problem.nodes_of_groups()
   estimates = [tried[problem.default], tried[best]] if problem.label.target else []

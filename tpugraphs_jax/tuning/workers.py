@@ -32,7 +32,7 @@ from tpugraphs_jax.hlo import jaxprs
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import draw, label_file, labels, programs
-from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import kernel_times, Problem
 from tpugraphs_jax.version import __version__
@@ -273,10 +273,10 @@ def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label)
   return stored == labelled and all(record.get(key) == expected[key] for key in expected)
 
 
-def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
+def _label_all(file: LabelFile, configs: int) -> list[OptionIndices]:
   """Labels candidates until there are enough; all that were tried, in order."""
   stream = file.problem.candidates()
-  drawn: list[Numbers] = []
+  drawn: list[OptionIndices] = []
   while True:
     # Times compare only within a session: failed choices are not replaced by later ones.
     if drawn and file.problem.label.made_together:
@@ -291,14 +291,14 @@ def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
     file.label_choices(more)
 
 
-def _values(file: LabelFile, drawn: Sequence[Numbers]) -> dict[int, int]:
+def _values(file: LabelFile, drawn: Sequence[OptionIndices]) -> dict[int, int]:
   """The labels of candidates by their places, without failures."""
   raw = {place: file.raw[numbers] for place, numbers in enumerate(drawn) if numbers in file.raw}
   return {place: file.problem.label.value(numbers) for place, numbers in raw.items()}
 
 
 def _write(
-  request: LabelRequest, file: LabelFile, drawn: list[Numbers], key: dict[str, Any]
+  request: LabelRequest, file: LabelFile, drawn: list[OptionIndices], key: dict[str, Any]
 ) -> None:
   problem = file.problem
   if why := file.errors.get(problem.default):

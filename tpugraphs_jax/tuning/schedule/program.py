@@ -651,5 +651,5 @@ def _sparse_calls(
         iterations *= lengths.get(caller.name) or 1
         inside = owners[caller.name]
       names = tuple(other.name for other in part.instructions)
-      done = work.of(node, nodes, computations)
+      done = work.count(node, nodes, computations)
       yield node.name, SparseCall(done, names, tuple(beside), round(iterations))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import hlo_modules, recorded
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo.search import distinct_choices
+from tpugraphs_jax.hlo.layout_options import distinct_choices
 
 
 def _graph(*instructions):
