@@ -57,7 +57,7 @@ def main() -> None:
   if browser is None:
     sys.exit("error: there is no Chromium: apt-get install chromium")
   program = layouts.read(args.layouts) if args.layouts else tuned()
-  page = explorer.Page(program.graph, panes.of_program(program)[-1:])
+  page = explorer.Page(program.graph, panes.program_panes(program)[-1:])
   port = portpicker.pick_unused_port()
   threading.Thread(
     target=explorer.serve, args=(page,), kwargs={"port": port, "browser": False}, daemon=True

@@ -44,7 +44,7 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
 def test_the_summary_calls_the_step_of_the_model_by_what_chose_it(kept, other):
   config = parts.config_of("tile", **{"train.result": kept})
   end = loop.TrainResult(None, 9, checkpoint.Progress(0.25, 6), "last epoch", 1.0)
-  found = results.of_training(config, end, graphs=2, seconds=3.0)
+  found = results.training_section(config, end, graphs=2, seconds=3.0)
   assert (found[kept]["step"], found[kept]["value"]) == (6, 0.25) and other not in found
 
 

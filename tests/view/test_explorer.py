@@ -46,7 +46,7 @@ def module():
 
 
 def test_nodes_have_the_names_scopes_and_edges_of_the_module(module):
-  nodes = nodes_of(explorer.Page(module, panes.of_graph(module)))
+  nodes = nodes_of(explorer.Page(module, panes.graph_panes(module)))
   assert [node["label"] for node in nodes] == [origin.name for origin in module.origins]
   edges = {
     (int(node["id"]), int(edge["sourceNodeId"])) for node in nodes for edge in node["incomingEdges"]
@@ -64,7 +64,7 @@ def test_nodes_have_the_names_scopes_and_edges_of_the_module(module):
 
 
 def test_an_argument_stands_with_its_first_user(module):
-  nodes = nodes_of(explorer.Page(module, panes.of_graph(module)))
+  nodes = nodes_of(explorer.Page(module, panes.graph_panes(module)))
   product = module.config_node[0]
   for consumer, producer in module.edge_index.tolist():
     if consumer == product and attributes(nodes[producer])["opcode"] == "parameter":
@@ -77,7 +77,7 @@ def test_a_file_without_names_has_its_opcodes_shapes_and_computations():
   graph.node_feat[:] = 0
   graph.node_feat[4, [2 + 11, 21, 22, 27, 28]] = 1, 8, 6, 14, 48
   graph.node_feat[4, -6:-4] = 1, 0
-  nodes = nodes_of(explorer.Page(graph, panes.of_graph(graph)))
+  nodes = nodes_of(explorer.Page(graph, panes.graph_panes(graph)))
   assert [node["namespace"] for node in nodes] == (
     ["computations 1 of 2"] * 10 + ["computations 2 of 2"] * 20
   )
@@ -87,7 +87,7 @@ def test_a_file_without_names_has_its_opcodes_shapes_and_computations():
 def test_large_computations_are_cut_into_sections_in_the_order_of_the_program():
   count = 3 * explorer.SECTION + 1
   graph = random_graphs.whole_numbers(0, nodes=count, edges=10)
-  spaces = [node["namespace"] for node in nodes_of(explorer.Page(graph, panes.of_graph(graph)))]
+  spaces = [node["namespace"] for node in nodes_of(explorer.Page(graph, panes.graph_panes(graph)))]
   assert max(collections.Counter(spaces).values()) <= explorer.SECTION
   assert spaces[0] == "section 1 of 4" and spaces[-1] == "section 4 of 4"
   assert spaces == sorted(spaces)
@@ -95,7 +95,7 @@ def test_large_computations_are_cut_into_sections_in_the_order_of_the_program():
 
 def test_two_sides_are_two_graphs_with_layouts_and_overlays():
   graph = random_graphs.whole_numbers(1, nodes=20, edges=30)
-  shown = panes.of_graph(graph, 1, against=0)
+  shown = panes.graph_panes(graph, 1, against=0)
   page = explorer.Page(graph, shown)
   for side, pane in enumerate(shown):
     assert attributes(nodes_of(page, side)[0])["layouts"] == pane.orders[0]
@@ -113,7 +113,7 @@ def test_two_sides_are_two_graphs_with_layouts_and_overlays():
 
 def test_two_sides_open_at_the_first_changed_node_also_when_overlays_arrive_late():
   graph = random_graphs.whole_numbers(1, nodes=120, edges=200)
-  shown = panes.of_graph(graph, 1, against=0)
+  shown = panes.graph_panes(graph, 1, against=0)
   page = explorer.Page(graph, shown)
   data = json.loads(urllib.parse.unquote(page.to_url_param_value()))
   changed = {n for n, text in shown[0].orders.items() if text != shown[1].orders[n]}

@@ -28,7 +28,7 @@ def graph():
 
 
 def test_two_configurations_mark_the_nodes_in_which_they_differ(graph):
-  before, after = panes.of_graph(graph, 2, against=1)
+  before, after = panes.graph_panes(graph, 2, against=1)
   first, _, last = graph.config_node.tolist()
   assert before.orders[first] == after.orders[first] == "output {0,1}"
   assert before.overlays[panes.CHANGED] == {last: "open"}
@@ -38,19 +38,19 @@ def test_two_configurations_mark_the_nodes_in_which_they_differ(graph):
 
 def test_costs_are_those_of_explain_by_node(graph):
   model = tpugraphs_jax.load("layout-cpu-measured")
-  (pane,) = panes.of_graph(graph, 2, model=model)
+  (pane,) = panes.graph_panes(graph, 2, model=model)
   rows = tpugraphs_jax.explain(model, graph, 2)
   assert sum(pane.overlays[panes.COST].values()) == pytest.approx(
     sum(row.change for row in rows if row.places)
   )
-  _, after = panes.of_graph(graph, 2, against=0, model=model)
+  _, after = panes.graph_panes(graph, 2, against=0, model=model)
   difference = tpugraphs_jax.explain(model, graph, 2, against=0)
   for node, value in after.overlays[panes.COST].items():
     assert value == pytest.approx(sum(row.change for row in difference if node in row.places))
 
 
 def test_the_table_has_the_changed_nodes_by_name(graph):
-  shown = panes.of_graph(graph, 2, against=0)
+  shown = panes.graph_panes(graph, 2, against=0)
   lines = str(panes.table(graph, shown)).splitlines()
   names = [graph.node_name(graph.config_node[place]) for place in (0, 2)]
   assert [line.split()[0] for line in lines[-2:]] == names
@@ -68,19 +68,19 @@ def test_the_table_has_the_changed_nodes_by_name(graph):
 )
 def test_mistakes_are_refused(graph, options, message):
   with pytest.raises(ValueError, match=message):
-    panes.of_graph(graph, **options)
+    panes.graph_panes(graph, **options)
 
 
 def test_a_graph_without_configurations_or_with_tiles_says_so(graph):
   with pytest.raises(ValueError, match="has no configurations"):
-    panes.of_graph(dataclasses.replace(graph, configs=None), 0)
+    panes.graph_panes(dataclasses.replace(graph, configs=None), 0)
   tiles = graph.as_kernel(
     TileConfigs(np.arange(24, dtype=np.float32)[None], np.array([5]), np.array([5]))
   )
-  (pane,) = panes.of_graph(tiles, 0)
+  (pane,) = panes.graph_panes(tiles, 0)
   assert pane.about["kernel bounds"] == "0 1 2 3 4 5" and not pane.orders
   with pytest.raises(ValueError, match="print tpugraphs_jax.explain"):
-    panes.of_graph(tiles, 0, model="layout-cpu-measured")
+    panes.graph_panes(tiles, 0, model="layout-cpu-measured")
 
 
 @pytest.mark.parametrize("program", ["program.npz", None, len])

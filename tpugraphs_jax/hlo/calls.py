@@ -285,12 +285,12 @@ class Call:
       args, kwargs, _ = self.structure.fill(arrays)
       traced = jax.jit(self.function).trace(*args, **kwargs)
       return traced.lower(lowering_platforms=platforms)
-    function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
+    function = self.array_function(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
     jitted = jit.apply(function, {}) if jit else jax.jit(function)
     return jitted.trace(*arrays).lower(lowering_platforms=platforms)
 
-  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, OutputStructure]]:
+  def array_function(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, OutputStructure]]:
     """The function of arrays that returns the outputs of its program, and their structure."""
     blank = self.at(())
 
@@ -397,13 +397,13 @@ class RewrittenFunction:
 
   def _stage(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     call = Call(self.function, args, kwargs)
-    jitted = self._jitted(call) or jax.jit(call.of_arrays(self._evaluate))
+    jitted = self._jitted(call) or jax.jit(call.array_function(self._evaluate))
     return getattr(jitted, name)(*call.arrays)
 
   def _jitted(self, call: Call) -> Any:
     """The jitted function of arrays; None where the function is not jitted."""
     if call.structure not in self._jits:
-      jit, function = call.trace.jit, call.of_arrays(self._evaluate)
+      jit, function = call.trace.jit, call.array_function(self._evaluate)
       self._jits[call.structure] = jit and jit.apply(function, self._compiler_options)
     return self._jits[call.structure]
 

@@ -195,7 +195,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
       update_summary(workdir, training={"ended": why, "seconds": time.monotonic() - started})
 
 
-def of_training(
+def training_section(
   config: Config, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
   """The section `training` of the summary; `best` or `last` has the step that became the model.
@@ -349,7 +349,7 @@ class Judged:
     return "validation" if self.split == "valid" else self.split
 
   @functools.cached_property
-  def of_graphs(self) -> list[evaluation.GraphScores]:
+  def graph_scores(self) -> list[evaluation.GraphScores]:
     return evaluation.with_labels(self.graphs, self.ids, self.scores)
 
   @property
@@ -368,8 +368,8 @@ def _finish(
 ) -> None:
   """Computes the metrics of an evaluation, writes them and prints the means."""
   collection = judged.data.collection
-  rows, means = evaluation.evaluate(judged.of_graphs, collection.slowdown_ks)
-  labels = [graph.labels for graph in judged.of_graphs]
+  rows, means = evaluation.evaluate(judged.graph_scores, collection.slowdown_ks)
+  labels = [graph.labels for graph in judged.graph_scores]
   random = evaluation.random_order(labels, collection.slowdown_ks)
   _write_tables(judged, workdir, rows, predicted_ns)
   section = _section(judged, rows, means, random, seconds=time.monotonic() - started)
@@ -389,10 +389,10 @@ def _write_tables(
   evaluation.write_csv(workdir / f"{name}.csv", rows)
   if name not in ("validation", evaluation.final_split(judged.config.data.folds)):
     return
-  evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged.of_graphs)
+  evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged.graph_scores)
   if judged.data.collection.kind == "tile":
     times = [graph.configs.runtime_ns[ids] for graph, ids in zip(judged.graphs, judged.ids)]
-    programs = evaluation.program_rows(judged.of_graphs, times, predicted_ns)
+    programs = evaluation.program_rows(judged.graph_scores, times, predicted_ns)
     evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
 
 

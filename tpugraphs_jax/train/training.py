@@ -149,7 +149,7 @@ def train_ranker(
         phase = phase.family.next_phase(phase, result.state.eval_params)
         training = begin(phase, plan_batches(phase, data.targets))
     seconds = time.monotonic() - started
-    section = results.of_training(config, result, graphs=len(valid), seconds=seconds)
+    section = results.training_section(config, result, graphs=len(valid), seconds=seconds)
     results.update_summary(workdir, training=section)
 
 

@@ -53,7 +53,7 @@ class Group:
   detail: str  # dimension numbers, strides and the like
   options: tuple[Orders, ...] = dataclasses.field(compare=False)  # first the compiler's own
 
-  def of_outputs(self) -> Group:
+  def without_operands(self) -> Group:
     """The same group with the orders of its output as its only choice."""
     options = ((output, *((),) * len(operands)) for output, *operands in self.options)
     return dataclasses.replace(self, options=tuple(dict.fromkeys(options)))
@@ -127,7 +127,7 @@ def choices(
   """
   jaxpr = Call(function, args, kwargs).trace.program.jaxpr
   groups = dict.fromkeys(groups_of(jaxpr))
-  chosen = tuple(group if operands else group.of_outputs() for group in groups)
+  chosen = tuple(group if operands else group.without_operands() for group in groups)
   return Choices(chosen, left_out(jaxpr))
 
 

@@ -41,7 +41,7 @@ def show(
       `as_table=True` prints the table instead.
 
   Raises:
-    ValueError, FileNotFoundError: as `panes.of_graph`; another program, or a number for layouts
+    ValueError, FileNotFoundError: as `panes.graph_panes`; another program, or a number for layouts
       that were chosen.
   """
   if not isinstance(program, (OpGraph, Tuned, TunedProgram)):
@@ -50,11 +50,11 @@ def show(
       f"found {found}, expected a graph (as of read_layout or read_tile) or the result of tune"
     )
   if isinstance(program, OpGraph):
-    views = panes.of_graph(program, config, against=against, model=model)
+    views = panes.graph_panes(program, config, against=against, model=model)
     _show(program, views, panes.table(program, views), **options)
   elif (config, against, model) == (None, None, None):
     program = program.program if isinstance(program, Tuned) else program
-    _show(program.graph, panes.of_program(program), program.table(), **options)
+    _show(program.graph, panes.program_panes(program), program.table(), **options)
   else:
     raise ValueError(
       "layouts that were chosen have no numbers: leave config, against and model out"

@@ -28,7 +28,7 @@ class Pane(NamedTuple):
   overlays: Mapping[str, Mapping[int, float | str]]
 
 
-def of_graph(
+def graph_panes(
   graph: OpGraph, config: int | None = None, *, against: int | None = None, model: Any = None
 ) -> list[Pane]:
   """The sides of a graph: none of its configurations, one, or `against` and then `config`.
@@ -76,7 +76,7 @@ def of_graph(
   return panes
 
 
-def of_program(program: layouts.TunedProgram) -> list[Pane]:
+def program_panes(program: layouts.TunedProgram) -> list[Pane]:
   """The sides of a program before and after its layouts were chosen."""
   panes = []
   for place, title in enumerate(("before", "after")):

@@ -94,11 +94,11 @@ def test_padded_tables_are_searched_without_their_padding():
   rng = np.random.default_rng(0)
   counts, columns = np.array([2, 3, 1]), np.array([[0, 1], [1, 1], [1, 2]])
   unary, pair = rng.normal(size=(3, 4)) - 50, rng.normal(size=(3, 4, 4)) - 50
-  problem = search.of_tables(counts, columns, unary, pair)
+  problem = search.unpad_tables(counts, columns, unary, pair)
   found = search.propose(*problem, 6)
   assert len(found.choice) == 6 and (found.choice < counts).all()
   np.testing.assert_allclose(found.cost, brute_force(*problem)[1])
-  assert search.of_tables(counts, columns, unary, pair[:0])[1] == {}
+  assert search.unpad_tables(counts, columns, unary, pair[:0])[1] == {}
 
 
 def charges_that_suit(made, value, changes, cost):

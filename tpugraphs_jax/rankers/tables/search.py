@@ -153,7 +153,7 @@ def _largest_gain(unary, pairs, start: np.ndarray) -> float:
   return max([0.0, *(costs[choice] - costs.min() for costs, choice in zip(sums, start))])
 
 
-def of_tables(
+def unpad_tables(
   counts: np.ndarray, columns: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
 ) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
   """Arguments of `propose` from padded tables.
