@@ -178,7 +178,9 @@ class TablesFamily(ChoicesFamily):
       ValueError: n is below 1.
     """
     (tables,) = self.tables(params, [program])
-    costs = search.unpad_tables(program.terms.counts, program.terms.columns, tables.unary, tables.pair)
+    costs = search.unpad_tables(
+      program.terms.counts, program.terms.columns, tables.unary, tables.pair
+    )
     if near is None:
       best = search.propose(*costs, n)
     else:
