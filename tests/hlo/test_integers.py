@@ -57,10 +57,12 @@ def test_a_loop_passes_on_what_no_iteration_changes():
   bodies = [c for c in module.computations if c.id in loop.called_computation_ids]
   values = [
     found.of(node.id)
-    for body in bodies
+    for body in (*bodies, *(c for c in module.computations if c.id == module.entry_computation_id))
     for node in body.instructions
     if node.opcode == "get-tuple-element" and node.shape.dimensions == [4]
   ]
+  after = found.of(loop.id)  # its result
+  assert [part is not None for part in after].count(True) == 1
   assert values and all(np.array_equal(value, [4, 3, 2, 1]) for value in values)
 
 

@@ -223,6 +223,8 @@ class Integers:
       return self._parameter(node)
     if opcode in _CALLS:
       return self.of(self._computations[node.called_computation_ids[0]].root_id)
+    if opcode == "while":
+      return self._carried(node)
     operands = [self.of(operand) for operand in node.operand_ids]
     if opcode == "tuple":
       return tuple(operands) if any(part is not None for part in operands) else None
@@ -247,10 +249,10 @@ class Integers:
     (caller,) = callers
     if caller.opcode in _CALLS:
       return self.of(caller.operand_ids[node.parameter_number])
-    return self._carried(caller, owner) if caller.opcode == "while" else None
+    return self._carried(caller) if caller.opcode == "while" else None
 
-  def _carried(self, loop: proto.HloInstructionProto, owner: proto.HloComputationProto) -> Any:
-    """The state of a loop: what every iteration passes on is that of its operand."""
+  def _carried(self, loop: proto.HloInstructionProto) -> Any:
+    """The state and the result of a loop: what every iteration passes on is that of its operand."""
     start = self.of(loop.operand_ids[0])
     if not isinstance(start, tuple):
       return None
