@@ -122,15 +122,20 @@ def outliers_table(found: Mapping[str, Any]) -> str:
   return pages.table(["operation", "TPU", "size", "what is odd", "notes"], lines)
 
 
-def estimate(made: Made, name: str, target: str, work: step_times.Work, use: Any) -> dict[str, Any]:
-  """The row of a size."""
+def estimate(
+  made: Made, name: str, target: str, work: step_times.Work, use: compiler.Compiler, most: int
+) -> dict[str, Any]:
+  """The row of a size, of whose parts none takes more than `most` seconds."""
   try:
     call = jaxprs.for_one_device(calls.Call(*made, {}))
     program = work.read(name, target)
     if program is None:
       program = use.compile(call, tpu.full_name(target))
       work.write(name, target, program)
-    row = costs.cost(program, tpu.full_name(target), call)
+    with step_times.limit(most):
+      row = costs.cost(program, tpu.full_name(target), call)
+  except step_times.Late as error:
+    return {"why": f"the execution of its schedules: {error}"}
   except jax.errors.JaxRuntimeError as error:
     return {"why": f"the compiler says: {console.one_line(error)[:200]}"}
   except compiler.Ended as error:
@@ -155,7 +160,7 @@ def main() -> None:
         sizes = rows.setdefault(name, {}).setdefault(target, {})
         for size in (2**power for power in range(first, last + 1)):
           key = f"sizes_{name.replace(' ', '_')}_{size}"
-          sizes[f"{size:,}"] = estimate(make(size), key, target, work, use)
+          sizes[f"{size:,}"] = estimate(make(size), key, target, work, use, args.timeout)
           print(f"{name}, {size:,}, {target}: {json.dumps(sizes[f'{size:,}'])}", flush=True)
           timing.write({"libtpu": tpu.libtpu_version(), "operations": rows}, args.out)
   print(table({"operations": rows}))

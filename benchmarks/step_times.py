@@ -48,7 +48,7 @@ def seconds(row: dict[str, Any], name: str) -> Iterator[None]:
     row[name] = round(time.perf_counter() - begin, 2)
 
 
-class _Late(Exception):
+class Late(Exception):
   """A part took too long."""
 
 
@@ -57,7 +57,7 @@ def limit(most: int) -> Iterator[None]:
   """Ends a part of this process after some seconds."""
 
   def late(*_: Any) -> None:
-    raise _Late(f"it took more than {most} s")
+    raise Late(f"it took more than {most} s")
 
   signal.signal(signal.SIGALRM, late)
   signal.alarm(most)

@@ -91,7 +91,7 @@ def test_operations_of_the_sweep_take_longer_than_their_bytes_and_twice_as_long_
     for name in _SWEPT:
       make, first, _ = sizes.OPERATIONS[name]
       rows = {
-        str(size): sizes.estimate(make(size), f"{name} {size}", "v6e", work, use)
+        str(size): sizes.estimate(make(size), f"{name} {size}", "v6e", work, use, 600)
         for size in (2 ** (first + 6), 2 ** (first + 7))
       }
       assert not list(sizes.outliers(rows)), rows
