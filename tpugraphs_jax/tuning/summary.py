@@ -87,6 +87,10 @@ class Estimate(page.Page):
   def _verdict(self) -> Iterator[str]:
     return map(page.verdict, self._steps())
 
+  def __str__(self) -> str:
+    told = (step for step in self._steps() if step.row.milliseconds and step.row.kernels)
+    return "\n\n".join([*map(page.verdict, told), super().__str__()])
+
   def _notes(self) -> Iterator[str]:
     """What the estimates leave out, what they come from, and why some are missing."""
     for row in self.rows:
