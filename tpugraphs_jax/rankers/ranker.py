@@ -279,7 +279,7 @@ class Ranker:
       ValueError: the model predicts no times of kernels, or the graph has none.
     """
     self.check(graph)
-    if not self.family.network.predicts_kernels:
+    if not (isinstance(self.family, TablesFamily) and self.family.network.predicts_kernels):
       raise ValueError(f"model {self.config.model.name} predicts no times of kernels")
     if graph.configs.kernels is None:
       raise ValueError(f"{graph.name} has no kernels: label it with tpu_estimate (docs/collect.md)")
