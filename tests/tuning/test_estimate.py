@@ -337,29 +337,6 @@ def test_the_time_of_schedules_says_where_it_goes(simulated):
     assert part in text, part
 
 
-def test_kernels_of_one_operation_and_line_are_one_row_of_the_text():
-  def kernel(number, milliseconds, where, stall=None):
-    return costs.KernelCost(
-      f"fusion.{number}", "scatter", "", where, "f32[8]", 100, milliseconds, stall
-    )
-
-  kernels = (
-    kernel(1, 0.5, "a.py:3", 0.9),
-    kernel(2, 0.25, "a.py:3", 0.3),
-    kernel(3, 0.2, "a.py:7"),
-    kernel(4, 0.02, ""),
-    kernel(5, 0.01, ""),
-  )
-  text = repr(summary.Estimate("step", (costs.Row("tpu:v6e", 1.0, kernels=kernels),)))
-  lines = [line.split() for line in text.splitlines()]
-  assert "v6e: the 4 dearest of 4 lines with 5 kernels" in text
-  first = next(line for line in lines if line and line[0] == "75.0%")
-  assert first[1:4] == ["0.75", "100", "70%"] and first[-1] == "a.py:3"
-  assert "f32[8] and 1 other kernels" in text
-  shares = [float(line[0][:-1]) for line in lines if line and line[0].endswith("%")]
-  assert sum(shares) == pytest.approx(100) and shares[0] == 75
-
-
 def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   simulated, monkeypatch
 ):
@@ -388,6 +365,12 @@ def test_a_dear_kernel_that_is_far_from_its_bytes_and_operations_is_told(simulat
   simulated(_simulated(milliseconds=ms, kernels=kernels, between=0.0, copy_stall=0.0))
   text = repr(estimate.estimate(step, 1.0, targets="v6e"))
   assert (f"takes {times} times what its bytes and operations need" in text) == is_told
+
+
+def test_a_kernel_of_which_nothing_is_counted_is_not_told_as_far_from_its_work(simulated):
+  """Such as a gather from a table on the chip to the chip."""
+  simulated(_simulated(kernels=(program.KernelTime("gather.7", 1, 1e6, bound="loop overhead"),)))
+  assert "times what its bytes" not in repr(estimate.estimate(step, 1.0, targets="v6e"))
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):

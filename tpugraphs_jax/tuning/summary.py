@@ -161,7 +161,8 @@ def _bounded(row: Row) -> str:
 def _far_from_work(row: Row) -> list[tuple[costs.KernelCost, float]]:
   """Dear kernels that take many times what their bytes and operations need, and how many times.
 
-  Custom calls do not tell their operations.
+  Custom calls do not tell their operations. Of kernels without operations whose arrays are on the
+  chip nothing is counted.
   """
   if not row.milliseconds:
     return []
@@ -170,6 +171,7 @@ def _far_from_work(row: Row) -> list[tuple[costs.KernelCost, float]]:
     for kernel in row.kernels
     if (kernel.milliseconds or 0.0) > max(_DEAR * row.milliseconds, _SHORT * (kernel.calls or 1))
     and not (kernel.is_bound or kernel.is_custom)
+    and (kernel.flops or kernel.bytes_accessed)
   )
   least = lambda kernel: costs.least_ms(row.generation, kernel.flops, kernel.bytes_accessed)
   ratios = ((kernel, kernel.milliseconds / max(least(kernel), 1e-9)) for kernel in dear)
@@ -238,13 +240,12 @@ def _fits(row: Row) -> str:
 
 
 def _kernels(row: Row) -> Table:
-  """The dearest kernels of a row; those of one operation and line are one of the table."""
+  """The dearest kernels of a row."""
   total = row.milliseconds or row.least_ms or 0.0
   cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
   by_time = bool(total)
-  lines = _by_line(row.kernels)
   cells = []
-  for kernel in lines[:_DEAREST]:
+  for kernel in row.kernels[:_DEAREST]:
     part = kernel.milliseconds or 0.0 if by_time else kernel.cycles or 0
     cells.append(
       [
@@ -258,45 +259,14 @@ def _kernels(row: Row) -> Table:
         kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
       ]
     )
-  every = f"{len(row.kernels)} kernels"
-  of = every if len(lines) == len(row.kernels) else f"{len(lines)} lines with {every}"
-  title = f"{row.target}: the {len(cells)} dearest of {of}"
+  title = f"{row.target}: the {len(cells)} dearest of {len(row.kernels)} kernels"
   if by_time:  # shares sum to 100 %
-    rest = max(0.0, total - sum(kernel.milliseconds or 0.0 for kernel in lines[:_DEAREST]))
-    others = len(lines) - len(cells)
-    kind = "kernels" if of == every else "lines"
-    what = f"{others} other {kind}, " * (others > 0) + "loop control and waits"
+    rest = max(0.0, total - sum(kernel.milliseconds or 0.0 for kernel in row.kernels[:_DEAREST]))
+    others = len(row.kernels) - len(cells)
+    what = f"{others} other kernels, " * (others > 0) + "loop control and waits"
     cells.append([f"{rest / total:.1%}", f"{rest:.3g}", "", "", "", "", what, "", "", "", ""])
   head = "share|ms|calls|bound by|waits|M cycles|kernel|shape|scope|line|".split("|")
   return Table(head, cells, title)
-
-
-def _by_line(kernels: Sequence[costs.KernelCost]) -> list[costs.KernelCost]:
-  """Kernels with those of one operation and line added up, the dearest first."""
-  groups: dict[Any, list[costs.KernelCost]] = {}
-  for kernel in kernels:
-    has_time = kernel.milliseconds is not None
-    place = (kernel.operation, kernel.scope, kernel.where, kernel.is_bound, has_time)
-    groups.setdefault(place if kernel.where else kernel.name, []).append(kernel)
-  lines = [_added_up(group) for group in groups.values()]
-  return sorted(lines, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))[::-1]
-
-
-def _added_up(group: Sequence[costs.KernelCost]) -> costs.KernelCost:
-  """A kernel with the time of all, and what the dearest one says."""
-  if len(group) == 1:
-    return group[0]
-  first = max(group, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))
-  add = lambda numbers: sum(number or 0 for number in numbers)
-  spent = add(kernel.milliseconds for kernel in group)
-  waited = add((kernel.stall or 0.0) * (kernel.milliseconds or 0.0) for kernel in group)
-  return dataclasses.replace(
-    first,
-    shape=f"{first.shape} and {len(group) - 1} other kernels",
-    milliseconds=None if first.milliseconds is None else spent,
-    cycles=add(kernel.cycles for kernel in group) or None,
-    stall=waited / spent if spent and first.stall is not None else first.stall,
-  )
 
 
 def _communication(row: Row) -> Table:
