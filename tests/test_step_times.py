@@ -1,6 +1,7 @@
 """The collection of steps, and the records of their times, sizes and assumed integers."""
 
 from pathlib import Path
+import time
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_the_table_counts_the_steps_of_each_target():
   assert second.startswith("| c | d | 2 (5% by a bound) |")
 
 
+def test_a_part_that_takes_too_long_is_ended():
+  with pytest.raises(step_times.Late, match="more than 0.05 s"), step_times.limit(0.05):
+    time.sleep(60)
+  with step_times.limit(0.05):
+    pass
+  time.sleep(0.1)  # nothing is raised later
+
+
 def _row(ms, least_ms=1.0):
   return {"ms": ms, "least_ms": least_ms}
 
@@ -53,7 +62,7 @@ def _row(ms, least_ms=1.0):
   [
     ({"1": _row(1.1), "2": _row(2.2, 2.0), "4": _row(4.4, 4.0)}, []),
     ({"1": _row(0.9)}, [("1", "0.90 of")]),
-    ({"1": _row(4.5)}, [("1", "4.5 times its bytes")]),
+    ({"1": _row(6.5)}, [("1", "6.5 times its bytes")]),
     ({"1": _row(0.019, 0.001)}, []),  # a launch
     ({"1": _row(1.1), "2": _row(3.5, 2.0)}, [("2", "3.18 times the size before")]),
     ({"1": _row(1.1), "2": _row(1.0, 0.5)}, [("2", "0.91 times the size before")]),
