@@ -62,7 +62,7 @@ OPERATIONS: dict[str, tuple[Callable[[int], Made], int, int]] = {
 }
 
 
-def described(row: costs.Row, least: float) -> dict[str, Any]:
+def described(row: costs.TargetEstimate, least: float) -> dict[str, Any]:
   """What a record keeps of the estimate of a size; `least` is as of `step_times.least_ms`."""
   if row.milliseconds is None:
     return {"why": row.why}

@@ -105,7 +105,7 @@ def least_ms(program: tpu.TpuProgram, target: str) -> float:
   return float(costs.least_ms(tpu.full_name(target), done.wide_flops, done.bytes_accessed))
 
 
-def described(row: costs.Row, least: float) -> dict[str, Any]:
+def described(row: costs.TargetEstimate, least: float) -> dict[str, Any]:
   """What a record keeps of an estimate: its time, how much of it is bounds, and what is missing.
 
   Args:

@@ -24,11 +24,13 @@ def test_a_row_says_what_has_a_time_of_its_schedule_and_what_a_bound():
     costs.KernelCost("a", milliseconds=3.0),
     costs.KernelCost("b", milliseconds=1.0, is_bound=True, why="it is not known"),
   )
-  row = costs.Row("tpu:v6e", milliseconds=4.0, bounded_ms=1.0, kernels=kernels)
+  row = costs.TargetEstimate("tpu:v6e", milliseconds=4.0, bounded_ms=1.0, kernels=kernels)
   found = step_times.described(row, 2.0)
   assert found == {"ms": 4.0, "bounded": 0.25, "why": "b: it is not known"}
   assert step_times.described(row, 5.0)["least_ms"] == 5.0
-  assert step_times.described(costs.Row("tpu:v6e", why="no kernel"), 2.0) == {"why": "no kernel"}
+  assert step_times.described(costs.TargetEstimate("tpu:v6e", why="no kernel"), 2.0) == {
+    "why": "no kernel"
+  }
 
 
 def test_the_table_counts_the_steps_of_each_target():

@@ -112,7 +112,7 @@ def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkey
       (tmp_path / folder / "steps.py").write_text(
         "PROGRAMS = {'train': (lambda x: x, (1.0,)), 'other': (lambda x: x, (1.0,))}\n"
       )
-      row = costs.Row("tpu:v6e", ms)
+      row = costs.TargetEstimate("tpu:v6e", ms)
       monkeypatch.setattr(
         estimate, "estimate_call", lambda *_, row=row, **__: summary.Estimate("train", (row,))
       )

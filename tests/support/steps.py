@@ -24,7 +24,7 @@ def row(kernels, *, between=0.0, target="tpu:v6e", **options):
       events.append(program.Event(now, now + cost.milliseconds, program.CALL, cost.name))
       now += cost.milliseconds
   options = {"milliseconds": now, "events": tuple(events), **options}
-  return costs.Row(target, kernels=tuple(kernels), **options)
+  return costs.TargetEstimate(target, kernels=tuple(kernels), **options)
 
 
 def live(count=100, **options):

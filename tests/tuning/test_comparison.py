@@ -16,7 +16,7 @@ def _with_ms(kernel, milliseconds, **changes):
 
 def _estimate(*kernels, name="step", target="tpu:v6e", ms=None, libtpu="0.0.42.1", **fields):
   ms = sum(kernel.milliseconds for kernel in kernels) if ms is None else ms
-  row = costs.Row(target, ms or None, kernels=kernels, **fields)
+  row = costs.TargetEstimate(target, ms or None, kernels=kernels, **fields)
   return summary.Estimate(name, (row,), {"jax": "0.10.2", "libtpu": libtpu})
 
 

@@ -55,7 +55,7 @@ def _call():
 
 
 def test_without_a_time_there_is_a_reason_and_no_label(monkeypatch):
-  row = costs.Row("tpu:v6e", cycles=5, why="it has a loop")
+  row = costs.TargetEstimate("tpu:v6e", cycles=5, why="it has a loop")
   monkeypatch.setattr(costs, "cost", lambda *_: row)
   with pytest.raises(ValueError, match="it has no time, because it has a loop"):
     labels.TpuEstimate("tpu:v6e").estimate(None, _call())
@@ -65,7 +65,7 @@ def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
   name = f"jit(f)/{names.LAYOUT_GROUP}2/dot_general"
   timed = costs.KernelCost("dot.1", milliseconds=0.002, operations=(costs.Operation(name, "", ()),))
   bound = costs.KernelCost("sort.1", milliseconds=0.001, is_bound=True)
-  row = costs.Row("tpu:v6e", 0.004, kernels=(timed, bound, costs.KernelCost("copy.1")))
+  row = costs.TargetEstimate("tpu:v6e", 0.004, kernels=(timed, bound, costs.KernelCost("copy.1")))
   monkeypatch.setattr(costs, "cost", lambda *_: row)
   raw = labels.TpuEstimate("tpu:v6e").estimate(None, _call())
   assert raw["milliseconds"] == 0.004

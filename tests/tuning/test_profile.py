@@ -29,7 +29,7 @@ def _module():
 
 
 def _row(*kernels, target="tpu:v6e", milliseconds=1.0):
-  return costs.Row(target, milliseconds=milliseconds, kernels=kernels)
+  return costs.TargetEstimate(target, milliseconds=milliseconds, kernels=kernels)
 
 
 def _compared(path, row=None, **options):
@@ -88,7 +88,7 @@ def test_equal_pallas_kernels_are_compiled_once(tmp_path):
     module.computations[1].instructions.append(node)
   events = [(f"custom-call.{number}", 10 * number, 2) for number in (4, 5, 6)]
   path = write(tmp_path, space(events, hlo_of={"jit_step(7)": module}))
-  without = costs.Row("tpu:v6e", why="it waits for nothing")
+  without = costs.TargetEstimate("tpu:v6e", why="it waits for nothing")
   (measured,), asked = _compared(path, without)
   assert len(asked) == 2
   assert str(measured).count("it waits for nothing") == 3

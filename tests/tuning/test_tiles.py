@@ -47,7 +47,7 @@ def _row(ms, **fields):
     costs.KernelCost("pallas", milliseconds=ms / 2, vmem_bytes=5, is_custom=True),
     costs.KernelCost("copy", milliseconds=ms / 4, vmem_bytes=2),
   )
-  return costs.Row("tpu:v6e", ms, kernels=kernels, **fields)
+  return costs.TargetEstimate("tpu:v6e", ms, kernels=kernels, **fields)
 
 
 def _blocks(*blocks):
@@ -59,7 +59,7 @@ def test_tiles_come_in_the_order_of_their_times_with_what_hinders_the_others(com
   compiled[2.0] = _row(1.0)
   compiled[4.0] = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 20M of 16M of vmem\nmore")
   compiled[5.0] = compiler.Ended("it ended its process with signal 11")
-  compiled[6.0] = costs.Row("tpu:v6e", why="it has a loop of unknown length")
+  compiled[6.0] = costs.TargetEstimate("tpu:v6e", why="it has a loop of unknown length")
   given = _blocks(1, 2, 3, 4, 5, 6)
   found = tpugraphs_jax.tune_tiles(scaled, jnp.ones(8), tiles=given, target="v6e")
   assert [time.tile["block"] for time in found.times] == [2, 1, 3, 4, 5, 6]

@@ -136,9 +136,11 @@ def test_a_variant_that_does_not_fit_names_what_it_needs():
     "a", "temporary", "f32[8,128]", 2**34, 1.0, "add", "", "model.py:3", 0, 1
   )
   live = costs.buffers.LiveMemory(("a",), (2**35,), 0, (buffer,))
-  row = costs.Row("tpu:v6e", fits=False, live=live, needed=2**35, why="the compiler says: no")
+  row = costs.TargetEstimate(
+    "tpu:v6e", fits=False, live=live, needed=2**35, why="the compiler says: no"
+  )
   program = programs.Program("steps.py:a", "steps_a", "train", print, (), count=4, unit="example")
   variant = variants.of_row(row, program)
   assert variant.needed == 2**35 and not variant.fits and "model.py:3" in variant.largest[0]
-  row = costs.Row("tpu:v6e", 3.0, fits=True, memory=tpu.MemoryPlan(1, 2, 3), needed=6)
+  row = costs.TargetEstimate("tpu:v6e", 3.0, fits=True, memory=tpu.MemoryPlan(1, 2, 3), needed=6)
   assert variants.of_row(row, program).needed == 6 and not variants.of_row(row, program).largest

@@ -12,7 +12,7 @@ import math
 from typing import TypeVar
 
 from tpugraphs_jax.infra.console import Table
-from tpugraphs_jax.tuning.costs import CollectiveCost, KernelCost, Row
+from tpugraphs_jax.tuning.costs import CollectiveCost, KernelCost, TargetEstimate
 from tpugraphs_jax.tuning.page import Page, Step
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -75,8 +75,8 @@ class Pair:
   """
 
   name: str
-  before: Row
-  after: Row
+  before: TargetEstimate
+  after: TargetEstimate
   slower: float
   changes: tuple[KernelChange, ...]
   waits: tuple[CollectiveChange, ...] = ()

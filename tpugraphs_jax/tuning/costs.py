@@ -152,7 +152,7 @@ _PRIMITIVES = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TargetEstimate:
   """What a function costs on one generation.
 
   Attributes:
@@ -234,7 +234,7 @@ class Row:
 
 def cost(
   compiled: tpu.TpuProgram, target: str, call: Call, placement: meshes.Placement | None = None
-) -> Row:
+) -> TargetEstimate:
   """What a compiled program costs on a target.
 
   Args:
@@ -261,7 +261,7 @@ def cost(
   executed = simulated.kernels if simulated.milliseconds is not None else ()
   calls = {kernel.name: kernel.calls for kernel in executed}
   cycles = tpu_kernels.estimated_cycles(module, scalars, calls)
-  row = Row(
+  row = TargetEstimate(
     target,
     cycles=cycles.cycles,
     bytes_accessed=cycles.work.bytes_accessed,
@@ -282,7 +282,9 @@ def cost(
   return dataclasses.replace(row, why=f"it has {listed(loops)}") if row.why and loops else row
 
 
-def without_kernels(module: bytes, target: str, why: str, *, fits: bool | None = None) -> Row:
+def without_kernels(
+  module: bytes, target: str, why: str, *, fits: bool | None = None
+) -> TargetEstimate:
   """The row of a program for which the compiler has planned the memory and wrote no kernels.
 
   Args:
@@ -296,7 +298,7 @@ def without_kernels(module: bytes, target: str, why: str, *, fits: bool | None =
   needed = round(float(used[1]) * _PREFIXES[used[2]]) if used else live.peak_bytes
   if fits is None:
     fits = needed <= GENERATIONS[topology.generation_of(target)].memory
-  return Row(target, live=live, needed=needed, fits=fits, why=why)
+  return TargetEstimate(target, live=live, needed=needed, fits=fits, why=why)
 
 
 def _slice(compiled: tpu.TpuProgram, target: str, placement: meshes.Placement) -> ici.Slice:
@@ -508,8 +510,12 @@ def operation(node: proto.HloInstructionProto, module: proto.HloModuleProto) -> 
 
 
 def _by_schedule(
-  row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work, devices: int
-) -> Row:
+  row: TargetEstimate,
+  named: _Kernels,
+  simulated: program.ProgramTime,
+  done: work.Work,
+  devices: int,
+) -> TargetEstimate:
   """A row with the simulated time of its program, or with the reason why there is none."""
   chip = chips.chips()[row.generation]
   to_ms = lambda cycles: 1e3 * cycles / chip.clock
@@ -597,7 +603,7 @@ def spread(target: str) -> tuple[float, float] | None:
   return None if chip.low is None or chip.high is None else (chip.low, chip.high)
 
 
-def _time(row: Row, milliseconds: float, least: float) -> dict[str, Any]:
+def _time(row: TargetEstimate, milliseconds: float, least: float) -> dict[str, Any]:
   """Time and interval of a row, which are not below the time `least` of its work."""
   milliseconds = max(milliseconds, least)
   ends = spread(row.generation)

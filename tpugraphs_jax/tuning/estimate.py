@@ -34,7 +34,7 @@ from tpugraphs_jax.tuning import (
   summary,
   variants,
 )
-from tpugraphs_jax.tuning.costs import Row
+from tpugraphs_jax.tuning.costs import TargetEstimate
 from tpugraphs_jax.tuning.summary import Estimate
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
@@ -100,7 +100,7 @@ def estimate_call(
         mesh = meshes.find(call)
         given = jaxprs.for_one_device(call) if mesh is None else call
       placements = {target: _place(mesh, target) for target in targets}
-    rows = {target: Row(target, why=_STOPPED) for target in targets}
+    rows = {target: TargetEstimate(target, why=_STOPPED) for target in targets}
     about = (*_about(call), *_about_devices(mesh, targets))
     devices = 1 if mesh is None else mesh.size
     made = lambda: Estimate(call.__name__, tuple(rows.values()), summary.versions(), about, devices)
@@ -156,7 +156,7 @@ class _Compilers:
 
 
 def _fill(
-  rows: dict[str, Row],
+  rows: dict[str, TargetEstimate],
   call: calls.Call,
   placements: Mapping[str, meshes.Placement | None],
   compilers: _Compilers,
@@ -197,7 +197,7 @@ def _place(mesh: meshes.Mesh | None, target: str) -> meshes.Placement | None:
 
 def _row(
   call: calls.Call, target: str, placement: meshes.Placement | None, compiled: futures.Future
-) -> Row:
+) -> TargetEstimate:
   """The row of a program that was compiled, or that the compiler refused."""
   try:
     program = compiled.result()
@@ -205,13 +205,15 @@ def _row(
     return costs.without_kernels(error.module, target, f"the compiler says: {error}", fits=False)
   except jax.errors.JaxRuntimeError as error:
     fits = False if compiler.EXHAUSTED in str(error) else None
-    return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
+    return TargetEstimate(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
     why = (
       f"the compiler gave no kernels: {error}" if error.module else f"the compiler failed: {error}"
     )
     return (
-      costs.without_kernels(error.module, target, why) if error.module else Row(target, why=why)
+      costs.without_kernels(error.module, target, why)
+      if error.module
+      else TargetEstimate(target, why=why)
     )
   with console.working(f"executing the schedules of {tpu.short_name(target)}"):
     return costs.cost(program, target, call, placement)

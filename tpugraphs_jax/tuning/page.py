@@ -18,7 +18,7 @@ from tpugraphs_jax.hlo.buffers import Buffer, LiveMemory
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report import templates
 from tpugraphs_jax.tuning import trace
-from tpugraphs_jax.tuning.costs import BETWEEN, KernelCost, Row
+from tpugraphs_jax.tuning.costs import BETWEEN, KernelCost, TargetEstimate
 from tpugraphs_jax.tuning.schedule import mesh
 
 # Classes of the style sheet by what bounds a kernel.
@@ -44,7 +44,7 @@ class Step(NamedTuple):
   """A program on a target, as a page shows it."""
 
   name: str
-  row: Row
+  row: TargetEstimate
 
 
 class Page(console.Tables):
@@ -168,7 +168,7 @@ def _sum(kernels: Iterable[KernelCost]) -> float:
   return sum(map(_ms, kernels))
 
 
-def _length(row: Row) -> float:
+def _length(row: TargetEstimate) -> float:
   """Milliseconds of a program, not less than those of its kernels."""
   return max(row.milliseconds or 0.0, _sum(row.kernels)) or 1.0
 
@@ -309,7 +309,7 @@ def _scope(path: Sequence[str]) -> str:
   return "/".join(path)
 
 
-def _timeline(row: Row) -> dict[str, Any]:
+def _timeline(row: TargetEstimate) -> dict[str, Any]:
   """The tracks of a device for the script of the page: events with numbers of labels, colours."""
   kernels = {kernel.name: kernel for kernel in row.kernels}
   labels: dict[str, int] = {}
@@ -372,7 +372,7 @@ def buffers_table(buffers: Iterable[Buffer], title: str = "") -> console.Table:
   return console.Table("GiB|padded|kind|shape|operation|scope|line".split("|"), cells, title)
 
 
-def _kernels(row: Row) -> console.Table:
+def _kernels(row: TargetEstimate) -> console.Table:
   """All kernels of a program, the dearest first."""
   length = _length(row)
   cells = [
@@ -409,6 +409,6 @@ def _table(table: console.Table) -> dict[str, Any]:
   }
 
 
-def step_name(row: Row, name: str = "") -> str:
+def step_name(row: TargetEstimate, name: str = "") -> str:
   """The name of a program on a target."""
   return " ".join(filter(None, (name, tpu.short_name(row.target))))

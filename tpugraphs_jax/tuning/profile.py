@@ -23,7 +23,7 @@ from tpugraphs_jax.hlo import calls, module_graph, names, profiles, proto, tpu, 
 from tpugraphs_jax.infra import console, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import comparison
-from tpugraphs_jax.tuning.costs import KernelCost, Row
+from tpugraphs_jax.tuning.costs import KernelCost, TargetEstimate
 from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.schedule import chips
 
@@ -45,7 +45,7 @@ _WORDS = {
 }
 _DTYPES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES + columns.LATER_TYPES}
 
-Estimate = Callable[[calls.Call, str], Row]
+Estimate = Callable[[calls.Call, str], TargetEstimate]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +193,7 @@ def compare(
   """
   with console.working(f"reading {path}"):
     profile = profiles.read(path)
-  found, rows = [], dict[tuple, Row]()
+  found, rows = [], dict[tuple, TargetEstimate]()
   for trace in _chosen(profile, call, str(path)):
     full = tpu.full_name(target or target_of(trace.kind) or _no_target(trace, path))
     data = profile.modules.get(trace.name)
@@ -312,7 +312,7 @@ def _pallas_calls(
       yield kernel, key, _pallas_call(node, operands)
 
 
-def _alone(kernel: KernelCost, row: Row) -> KernelCost:
+def _alone(kernel: KernelCost, row: TargetEstimate) -> KernelCost:
   """A kernel with the time that its call alone has."""
   if row.milliseconds is None:
     return dataclasses.replace(kernel, why=row.why)

@@ -16,7 +16,7 @@ from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import costs, page
-from tpugraphs_jax.tuning.costs import Row
+from tpugraphs_jax.tuning.costs import TargetEstimate
 from tpugraphs_jax.tuning.schedule import chips
 from tpugraphs_jax.version import __version__
 
@@ -45,7 +45,7 @@ class Estimate(page.Page):
   """
 
   name: str
-  rows: tuple[Row, ...]
+  rows: tuple[TargetEstimate, ...]
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   about: tuple[str, ...] = ()
   devices: int = 1
@@ -132,7 +132,7 @@ class Estimate(page.Page):
     yield from self.about
 
 
-def _basis(row: Row, versions: Mapping[str, str]) -> str:
+def _basis(row: TargetEstimate, versions: Mapping[str, str]) -> str:
   """What a time and its interval come from."""
   source = f"from the schedules of its kernels (constants: {chips.chips()[row.generation].source})"
   ends = costs.spread(row.generation)
@@ -145,7 +145,7 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
   )
 
 
-def _bounded(row: Row) -> str:
+def _bounded(row: TargetEstimate) -> str:
   """Which kernels count with a bound."""
   assert row.milliseconds is not None
   bounded = [kernel for kernel in row.kernels if kernel.is_bound]
@@ -158,7 +158,7 @@ def _bounded(row: Row) -> str:
   )
 
 
-def _far_from_work(row: Row) -> list[tuple[costs.KernelCost, float]]:
+def _far_from_work(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
   """Dear kernels that take many times what their bytes and operations need, and how many times.
 
   Custom calls do not tell their operations. Of kernels without operations whose arrays are on the
@@ -189,7 +189,7 @@ _MEANINGS = {
 }
 
 
-def _assumed(row: Row) -> str:
+def _assumed(row: TargetEstimate) -> str:
   """Which integers are assumed, and what other values would change."""
   texts = {
     f"{_MEANINGS[meaning.kind].format(' x '.join(map(str, meaning.limits)))} ({meaning.reader})"
@@ -208,7 +208,7 @@ def _assumed(row: Row) -> str:
   return text
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: TargetEstimate) -> list[str]:
   number = lambda value, scale: "" if value is None else f"{value / scale:.3g}"
   share = lambda value: "" if value is None else f"{value:.0%}"
   gib = lambda value: f"{value / _GIB:.3g} GiB"
@@ -233,13 +233,13 @@ def _cells(row: Row) -> list[str]:
   ]
 
 
-def _fits(row: Row) -> str:
+def _fits(row: TargetEstimate) -> str:
   memory = GENERATIONS[row.generation].memory
   needed = f"{row.needed / _GIB:.4g} of " if row.needed and row.memory is None else ""
   return _FITS[row.fits].format(needed, memory / _GIB)
 
 
-def _kernels(row: Row) -> Table:
+def _kernels(row: TargetEstimate) -> Table:
   """The dearest kernels of a row."""
   total = row.milliseconds or row.least_ms or 0.0
   cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
@@ -269,7 +269,7 @@ def _kernels(row: Row) -> Table:
   return Table(head, cells, title)
 
 
-def _communication(row: Row) -> Table:
+def _communication(row: TargetEstimate) -> Table:
   """The collectives of a row, the longest exposed first."""
   cells = []
   for one in row.communication[:_DEAREST]:
@@ -295,7 +295,7 @@ def _communication(row: Row) -> Table:
   return Table(head, cells, title)
 
 
-def _by_axes(row: Row) -> str:
+def _by_axes(row: TargetEstimate) -> str:
   """Exposed and hidden milliseconds along the axes of the mesh."""
   exposed: dict[str, float] = {}
   hidden: dict[str, float] = {}
@@ -307,7 +307,7 @@ def _by_axes(row: Row) -> str:
   return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _moves(row: Row) -> Table:
+def _moves(row: TargetEstimate) -> Table:
   """The kernels that only change a layout, the dearest first."""
   moving = [(kernel, kernel.move) for kernel in row.kernels if kernel.move]
   total = row.milliseconds or row.least_ms or row.moves_ms
@@ -323,7 +323,7 @@ def _moves(row: Row) -> Table:
   return Table("share|ms|shape|change|of|scope|line|may be removed by".split("|"), cells, title)
 
 
-def _buffers(row: Row) -> Table:
+def _buffers(row: TargetEstimate) -> Table:
   """The largest buffers at the peak of a program's memory."""
   live = row.live
   largest = live.buffers[:_LARGEST_BUFFERS]
@@ -383,7 +383,7 @@ def save(estimates: Sequence[Estimate], path: str | os.PathLike[str]) -> None:
   files.write_json(path, {"kind": _KIND, "version": _VERSION, "programs": programs}, indent=1)
 
 
-def _of_row(row: Row) -> dict[str, Any]:
+def _of_row(row: TargetEstimate) -> dict[str, Any]:
   kernels = [{name: getattr(kernel, name) for name in _KERNEL} for kernel in row.kernels]
   values = {name: getattr(row, name) for name in _ROW} | {"kernels": kernels}
   if row.communication:
@@ -423,7 +423,9 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
     kernels = tuple(
       costs.KernelCost(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )
-    rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels} | _exposed(row)))
+    rows.append(
+      TargetEstimate(**{name: row[name] for name in _ROW} | {"kernels": kernels} | _exposed(row))
+    )
   return Estimate(values["name"], tuple(rows), values["versions"])
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra import files
-from tpugraphs_jax.tuning.costs import BETWEEN, Row
+from tpugraphs_jax.tuning.costs import BETWEEN, TargetEstimate
 from tpugraphs_jax.tuning.schedule import mesh, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY
 
@@ -34,7 +34,7 @@ class TrackEvent(NamedTuple):
   size: int = 0  # bytes of a copy
 
 
-def tracks(row: Row, *, most: int = _MOST) -> dict[str, list[TrackEvent]]:
+def tracks(row: TargetEstimate, *, most: int = _MOST) -> dict[str, list[TrackEvent]]:
   """The events of a device by the names of their tracks.
 
   Args:
@@ -52,7 +52,7 @@ def tracks(row: Row, *, most: int = _MOST) -> dict[str, list[TrackEvent]]:
   return {track: _joined(events, most) for track, events in found.items() if events}
 
 
-def _bounded(row: Row, called: Sequence[program.Event]) -> Iterator[program.Event]:
+def _bounded(row: TargetEstimate, called: Sequence[program.Event]) -> Iterator[program.Event]:
   """The kernels of which only a lower bound is known, after all others."""
   now, names = max((event.end for event in called), default=0.0), {event.name for event in called}
   for kernel in row.kernels:
@@ -100,7 +100,7 @@ def _joined(events: list[TrackEvent], most: int) -> list[TrackEvent]:
   return joined
 
 
-def save(steps: Sequence[tuple[str, Row]], path: str | os.PathLike[str]) -> None:
+def save(steps: Sequence[tuple[str, TargetEstimate]], path: str | os.PathLike[str]) -> None:
   """Writes the timelines of programs, each as a device.
 
   Raises:
@@ -116,7 +116,7 @@ def save(steps: Sequence[tuple[str, Row]], path: str | os.PathLike[str]) -> None
     json.dump({"displayTimeUnit": "ns", "traceEvents": events}, file, separators=(",", ":"))
 
 
-def _events(name: str, row: Row, number: int) -> Iterator[dict[str, Any]]:
+def _events(name: str, row: TargetEstimate, number: int) -> Iterator[dict[str, Any]]:
   """The events of a device in Chrome's form; times are in microseconds."""
   kernels = {kernel.name: kernel for kernel in row.kernels}
   process = {"pid": number + 1}

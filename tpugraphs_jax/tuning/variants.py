@@ -21,7 +21,7 @@ from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, files, machine, tasks, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import programs, summary
-from tpugraphs_jax.tuning.costs import Row
+from tpugraphs_jax.tuning.costs import TargetEstimate
 from tpugraphs_jax.tuning.page import Page
 
 _MEMORY = 4 << 30  # bytes that a process and its compiler take for a step of a large model
@@ -111,7 +111,7 @@ class Variants(Page):
 
 
 def _memory(target: str) -> int:
-  return GENERATIONS[Row(target).generation].memory
+  return GENERATIONS[TargetEstimate(target).generation].memory
 
 
 def _cells(variant: Variant) -> list[str]:
@@ -134,7 +134,7 @@ def order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
   return tuple(sorted(variants, key=lambda each: (each.fits is not True, each.cost)))
 
 
-def of_row(row: Row, program: programs.Program) -> Variant:
+def of_row(row: TargetEstimate, program: programs.Program) -> Variant:
   """The variant of a row of an estimate."""
   named = [
     " ".join(
