@@ -60,7 +60,6 @@ def train(variant: str, seed: int, data_root: str, target: str, workdir: Path) -
     data_root,
     folder,
     "--do=train",
-    f"--config.data.also=('layout:own:blocks_{target}',)",
     f"--config.seed={seed}",
     f"--compilation_cache={workdir.resolve() / 'compilation_cache'}",
     *flags,
@@ -72,21 +71,28 @@ def errors(ranker: Ranker, members: Sequence[OpGraph]) -> dict[str, float]:
   """`program` and `kernel` of a model that predicts times; empty for any other."""
   if not ranker.family.network.predicts_kernels:
     return {}
-  of_programs, of_kernels = [], []
-  for graph, predicted in zip(members, ranker.scores(members)):
-    of_programs.append(np.median(np.abs(1e6 * predicted / graph.configs.labels - 1)))
-    of_kernels += kernel_errors(ranker, graph)
+  scores, kernels = ranker.scores(members), ranker.kernel_times(members)
+  of_programs = [
+    np.median(np.abs(1e6 * predicted / graph.configs.labels - 1))
+    for graph, predicted in zip(members, scores)
+  ]
+  of_kernels = [
+    error for graph, times in zip(members, kernels) for error in kernel_errors(graph, 1e6 * times)
+  ]
   return {"program": float(np.median(of_programs)), "kernel": float(np.median(of_kernels))}
 
 
-def kernel_errors(ranker: Ranker, graph: OpGraph) -> list[float]:
-  """The error of each kernel that has nodes, the median over the configurations that have it."""
+def kernel_errors(graph: OpGraph, predicted: np.ndarray) -> list[float]:
+  """The error of each kernel that has nodes, the median over the configurations that have it.
+
+  Args:
+    graph: with the times of kernels.
+    predicted: `[C, D]` times in the unit of the labels.
+  """
   kernels = graph.configs.kernels
-  predicted = 1e6 * ranker.kernel_times(graph)
-  with_nodes = np.unique(kernels.node[:, 0])
   return [
     float(np.median(np.abs(predicted[there, d] / kernels.runtime[there, d] - 1)))
-    for d in with_nodes
+    for d in np.unique(kernels.node[:, 0])
     if (there := kernels.runtime[:, d] > 0).any()
   ]
 

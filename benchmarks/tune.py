@@ -96,6 +96,7 @@ class Models:
 
   def __init__(self, of: Mapping[str, Ranker], about: Mapping[str, Any]):
     self.about, self._of = about, of
+    self.predicts_times = all(ranker.predicts_times for ranker in of.values())
     self._known: dict[tuple[str, bytes], np.float32] = {}
 
   def scores(self, graphs: Sequence[OpGraph]) -> list[np.ndarray]:

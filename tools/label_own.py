@@ -2,11 +2,11 @@
 
     nice -n 15 python -m tools.label_own --target v6e --out out/own
 
-Draws as many choices as the collections of the target have (`outputs_v6e`, `blocks_v6e` and
-`kept_out_v6e`; without suffix for v3), by the same seed, and writes collections of the same names
-into `OUT/npz`: the test families first, then those of validation and training, small programs
-first. It takes hours. Run it in the repository, and repeat the command to resume. With another
-version of jax, libtpu or the simulator it starts anew.
+Draws as many choices of a program as the collections of TPU v3 have (`outputs`, `blocks` and
+`kept_out`), by the same seed, and writes collections such as `outputs_v6e` into `OUT/npz`: the test
+families first, then those of validation and training, small programs first. It takes hours. Run it
+in the repository, and repeat the command to resume. With another version of jax, libtpu or the
+simulator it starts anew.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def requests(target: str, out: str, splits: Sequence[str] = _SPLITS) -> list[Lab
     out: folder of the new data.
     splits: to label, in this order.
   """
-  suffix = "" if target == "v3" else target
+  suffix = "" if target == "v3" else f"_{target}"
   found = []
   for place, split in enumerate(splits):
-    for path in search_prior.files(_COLLECTIONS, (split,), target=suffix):
+    for path in search_prior.files(_COLLECTIONS, (split,)):
       record = label_file.collected(path)
       _, opcode, _ = npz.read_structure(path, "layout")
       request = LabelRequest(
         record["source"],
         record["name"],
         split,
-        record["collection"],
+        record["collection"] + suffix,
         out,
         labels.TpuEstimate.name,
         target,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import own_quality
+from benchmarks import own_quality, own_times
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ranker
@@ -27,6 +27,7 @@ from tpugraphs_jax.tuning import label_file
 
 _MOST_BYTES = 1 << 20
 _SPLITS = ("train", "valid", "test")
+_NAMES = own_quality.VARIANTS | {key: name for key, (name, *_) in own_times.VARIANTS.items()}
 _FACTS = "label target platform device config_runtime jax libtpu simulator".split()
 
 
@@ -100,11 +101,24 @@ def card(name: str, about: Mapping[str, Any]) -> str:
     "in this order find a choice that is better than the compiler's own choice. It counts only "
     "programs that have a choice more than 2 % better.",
     "",
+    *_of_times(about),
     "The model has learnt the order of the labels. If the label is an estimate, the model has "
     "learnt no times of a real machine. On other kinds of programs its order is less reliable.",
     "",
   ]
   return "\n".join(lines)
+
+
+def _of_times(about: Mapping[str, Any]) -> list[str]:
+  """Lines of the card of a model that predicts times; none of any other."""
+  if not (errors := about.get("errors")):
+    return []
+  return [
+    f"Scores are predicted times in microseconds. On the test families half of the programs are "
+    f"off by at most {errors['program']:.0%}, half of their kernels by at most "
+    f"{errors['kernel']:.0%} of the label.",
+    "",
+  ]
 
 
 def ship(
@@ -135,8 +149,10 @@ def ship(
     "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
     "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]})),
   }
+  if ranker.family.network.predicts_kernels:
+    about["errors"] = _rounded(own_times.errors(ranker, graphs["test"]))
   for split, rows in about["figures"].items():
-    row = (seeds or {}).get(split, {}).get(own_quality.VARIANTS.get(run.parent.name))
+    row = (seeds or {}).get(split, {}).get(_NAMES.get(run.parent.name))
     if row:
       rows[f"mean of {row['seeds']} seeds"] = _rounded(
         {key: row[key] for key in (*own_quality.COLUMNS, "spread") if key in row}

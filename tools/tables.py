@@ -26,6 +26,7 @@ from benchmarks import (
   measured,
   measured_programs,
   own_quality,
+  own_times,
   pages,
   run_all,
   sizes,
@@ -323,6 +324,10 @@ TABLES: dict[str, Callable[[], str]] = {
   **{
     f"{name} {split}": lambda name=name, split=split: own(name, split)
     for name in ("own_quality", "own_quality_cpu")
+    for split in own_quality.SPLITS
+  },
+  **{
+    f"own_times {split}": lambda split=split: own_times.table(recorded("own_times")[split])
     for split in own_quality.SPLITS
   },
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),

@@ -87,8 +87,8 @@ def times(collection: str) -> Config:
       duplicate_policy="min",
     ),
     batch=BatchOptions(graphs=16, configs=16, slates_per_epoch=1600, target="absolute"),
-    model=Model("TimeTables"),
-    loss=LossOptions("MAPE:1,TimeLogisticLoss:1", kernels=0.5),
+    model=Model("TimeTables", dropout=0.3),
+    loss=LossOptions("MAPE:1,TimeLogisticLoss:1", kernels=2.0),
     optimizer=Optimizer(
       "adamw",
       learning_rate=3e-3,
@@ -97,13 +97,13 @@ def times(collection: str) -> Config:
       weight_decay=0.1,
       clip_norm=1.0,
     ),
-    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+    train=TrainOptions(epochs=8, best_metric="kendaltau"),
   )
 
 
 def times_sage(collection: str) -> Config:
   """TimeSAGE, else as `times`."""
-  return times(collection).replace(model=Model("TimeSAGE"))
+  return times(collection).replace(model=Model("TimeSAGE", dropout=0.3))
 
 
 LAYOUTS = {

@@ -27,13 +27,19 @@ class Explanation(list):
     graph: with the configuration.
     config: its number.
     against: number of the configuration to compare with; None if none was given.
+    times: of a model that predicts times, the time of the configuration and its error.
   """
 
   def __init__(
-    self, rows: Iterable[Charge | Exchange], graph: OpGraph, config: int, against: int | None
+    self,
+    rows: Iterable[Charge | Exchange],
+    graph: OpGraph,
+    config: int,
+    against: int | None,
+    times: str = "",
   ):
     super().__init__(sorted(rows, key=lambda row: -abs(row.change)))
-    self.graph, self.config, self.against = graph, config, against
+    self.graph, self.config, self.against, self.times = graph, config, against, times
 
   def by_node(self) -> dict[int, float]:
     """The change of the score at each node; nodes that share a choice share its change."""
@@ -61,6 +67,8 @@ class Explanation(list):
   def _title(self) -> str:
     comparison = "" if self.against is None else f" against configuration {self.against}"
     name = f"configuration {self.config} of {self.graph.name}{comparison}"
+    if self.times:
+      return f"predicted time of {name}: {self.times}; microseconds of {len(self)} operations"
     return f"score of {name}: {len(self)} choices, larger = slower"
 
   def __repr__(self) -> str:

@@ -37,7 +37,7 @@ from tpugraphs_jax.rankers.explain import (
   Proposals,
   with_rows,
 )
-from tpugraphs_jax.rankers.tables.family import TablesFamily
+from tpugraphs_jax.rankers.tables.family import ChoicesFamily, TablesFamily
 
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
@@ -267,30 +267,34 @@ class Ranker:
     is_picoseconds = self.about["labels"]["config_runtime"].startswith("picoseconds")
     return np.asarray(scores, np.float64) * (1e-3 if is_picoseconds else 1.0)
 
-  def kernel_times(self, graph: OpGraph) -> np.ndarray:
-    """Predicted times of the kernels of a program in each configuration, `[C, D]` float32.
+  def kernel_times(self, graphs: Sequence[OpGraph]) -> list[np.ndarray]:
+    """Predicted times of the kernels of programs in each configuration, each `[C, D]` float32.
 
     They are in the unit of the scores; 0 where a configuration has no such kernel.
 
     Args:
-      graph: with `graph.configs.kernels`, which tell the nodes of each kernel.
+      graphs: with `graph.configs.kernels`, which tell the nodes of each kernel.
 
     Raises:
-      ValueError: the model predicts no times of kernels, or the graph has none.
+      ValueError: the model predicts no times of kernels, or a graph has none.
     """
-    self.check(graph)
-    if not (isinstance(self.family, TablesFamily) and self.family.network.predicts_kernels):
+    if not (isinstance(self.family, ChoicesFamily) and self.family.network.predicts_kernels):
       raise ValueError(f"model {self.config.model.name} predicts no times of kernels")
-    if graph.configs.kernels is None:
-      raise ValueError(f"{graph.name} has no kernels: label it with tpu_estimate (docs/collect.md)")
-    return self.family.kernel_times(self.params, self.prepare(graph))
+    for graph in graphs:
+      self.check(graph)
+      if graph.configs.kernels is None:
+        raise ValueError(
+          f"{graph.name} has no kernels: label it with tpu_estimate (docs/collect.md)"
+        )
+    return self.family.kernel_times(self.params, list(map(self.prepare, graphs)))
 
   @console.working("explaining")
   def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> Explanation:
     """How much each choice of a configuration changes its score, the largest change first.
 
-    Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
-    choice at a time.
+    Score tables give charges that add up to the score; of a model that predicts times they are
+    microseconds of all operations of the program, the dearest first. For other rankers,
+    `exchanges` replaces one choice at a time.
 
     Args:
       graph: with configurations.
@@ -306,9 +310,19 @@ class Ranker:
     check_numbers(graph, config, against)
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
-      return Explanation(charges, graph, config, against)
+      return Explanation(charges, graph, config, against, self._time_of(graph, config))
     rows = exchanges(lambda changed: self.scores([changed])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
+
+  def _time_of(self, graph: OpGraph, config: int) -> str:
+    """The predicted milliseconds of a configuration, and their error; empty for other scores."""
+    if not self.predicts_times:
+      return ""
+    (scores,) = self.scores([graph], [np.array([config])])
+    said = f"{self.milliseconds(scores)[0]:.4g} ms"
+    if error := self.about.get("errors", {}).get("program"):
+      said += f", an error of {error:.0%} on half of the test programs"
+    return said
 
   @console.working("proposing")
   def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:

@@ -203,7 +203,7 @@ def costs(
   Returns:
     A graph, a configurable node of each change `[T]`, and its dictionary row after the change
     `[T]`; and the score of each single change minus the score of the compiler's own choice, `[T]`
-    float64.
+    float64; relative to that score if scores are times.
   """
   default = pool.choices[0]
   graph = pool.graph([default, *(_with(default, *change) for change in pool.layout_changes)])
@@ -211,7 +211,8 @@ def costs(
   rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
   node = (rows[1:] != rows[0]).argmax(axis=1)
   at = graph, node, rows[np.arange(1, len(rows)), node]
-  return at, (scores[1:] - scores[0]).astype(np.float64)
+  unit = scores[0] if getattr(ranker, "predicts_times", False) else 1.0
+  return at, ((scores[1:] - scores[0]) / unit).astype(np.float64)
 
 
 def model(pool: Pool, ranker: Any) -> Search:

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support import parts, random_graphs, table_cases
+from tpugraphs_jax import rankers
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import KernelTimes
+from tpugraphs_jax.rankers.config import Model
 from tpugraphs_jax.rankers.tables import batches, terms, times
 from tpugraphs_jax.rankers.tables.network import table_sums
+from tpugraphs_jax.run import configs
 
 NETWORKS = (times.TimeTables, times.TimeSAGE)
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2)
@@ -105,6 +108,14 @@ def test_a_choice_that_changes_nothing_has_the_features_of_the_compilers_own_ord
   assert (found[:, -1] == ~is_own).all() and 0 < is_own.sum() < len(is_own)
 
 
+def test_a_tensor_of_seven_dimensions_has_features():
+  graph = program(0)
+  feat = graph.node_feat.copy()
+  feat[0, NODE["shape"]][:6], feat[0, NODE["minor_to_major"]] = 2, [6, 5, 4, 3, 2, 1]
+  graph = dataclasses.replace(graph, node_feat=feat)
+  assert np.isfinite(times.own_orders(graph)).all() and np.isfinite(times.work(graph)).all()
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_time_of_a_program_is_the_sum_of_its_nodes_and_of_the_launch(network):
   batch = batch_of()
@@ -156,6 +167,21 @@ def test_tables_add_up_to_the_scores():
   assert pair is None
   found = table_sums(unary, pair, batch) + rest[:, None]
   np.testing.assert_allclose(found, applied(times.TimeTables, batch), rtol=1e-5)
+
+
+def test_charges_are_the_times_of_all_nodes_and_add_up_to_the_score():
+  config = configs.load("layout.py:own,times").replace(model=Model("TimeTables", **SMALL))
+  family, one = rankers.create(config, ("orders", "work")), three_programs()[0]
+  params = made(times.TimeTables)[1]["params"]
+  charged = family.charges(params, one, 2)
+  place = table_cases.slates([one], 4)[0].config_ids.tolist().index(2)
+  score = applied(times.TimeTables, batch_of())[0, place]
+  np.testing.assert_allclose(sum(each.cost for each in charged), score, rtol=1e-5)
+  assert {each.places[0] for each in charged} == set(range(len(one.opcode)))
+  texts = [each.text("node {}".format) for each in charged]
+  assert sum(":" not in text for text in texts) >= len(one.opcode) - len(one.choices.node)
+  changed = family.charges(params, one, 2, against=0)
+  assert changed and all(each.nodes[0] in one.choices.node for each in changed)
 
 
 def test_states_of_sage_depend_on_the_choices_of_nodes_nearby():

@@ -20,7 +20,7 @@ class Charge(NamedTuple):
   """One cost of a configuration."""
 
   cost: float  # a part of the score; larger = slower
-  nodes: tuple[int, ...]  # one configurable node; or two, and the node where they meet
+  nodes: tuple[int, ...]  # one node; or two configurable ones, and the node where they meet
   rows: tuple[tuple[int, ...], ...]  # layout row [18] of each configurable node
   before: float = 0.0  # the same cost of the other configuration in a comparison
 
@@ -37,7 +37,7 @@ class Charge(NamedTuple):
   def text(self, name: Callable[[int], str]) -> str:
     """A description of the choices, with names of nodes."""
     if len(self.nodes) == 1:
-      return f"{name(self.nodes[0])}: {row_text(self.rows[0])}"
+      return ": ".join([name(self.nodes[0]), *map(row_text, self.rows)])
     first, second, via = self.nodes
     texts = [row_text(row) for row in self.rows]
     at = "" if via == second else f" at {name(via)}"
@@ -52,7 +52,7 @@ def charges(
   Args:
     program: program prepared for the model.
     costs: costs of nodes `[K, R]`, and of pairs of nodes `[P, R, R]` with choices of the first and
-      the second end. Sums over nodes are the costs of groups.
+      the second end. Sums over nodes are the costs of groups. And costs of nodes without choices.
     group_row: `[B]` rows of the configuration.
     against: `[B]` rows of a configuration to compare with.
 
@@ -70,12 +70,14 @@ def charges(
 
 
 def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:
-  """All charges: nodes in the order of the file, then pairs."""
+  """All charges: nodes with choices, nodes without choices that cost something, and pairs."""
   group, nodes = program.choices.group, program.choices.node.tolist()
   choice = program.terms.encode(np.asarray(group_row)[None])[group, 0].astype(int)
   rows = list(map(tuple, program.configs.rows[np.asarray(group_row)[group]].tolist()))
   unary = np.asarray(costs.unary, np.float64)[np.arange(len(choice)), choice]
   result = [Charge(cost, (node,), (row,)) for cost, node, row in zip(unary.tolist(), nodes, rows)]
+  rest = np.atleast_1d(costs.rest)
+  result += [Charge(float(rest[node]), (int(node),), ()) for node in np.flatnonzero(rest)]
   if not len(costs.pair):
     return result
   index = dict(zip(nodes, range(len(nodes))))

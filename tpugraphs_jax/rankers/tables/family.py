@@ -80,18 +80,23 @@ class ChoicesFamily(Family):
 
   # Times of kernels.
 
-  def kernel_times(self, params: optax.Params, program: PreparedTables) -> np.ndarray:
-    """Predicted times `[C, D]` float32 of the kernels of a program in each configuration.
+  def kernel_times(
+    self, params: optax.Params, programs: Sequence[PreparedTables]
+  ) -> list[np.ndarray]:
+    """Predicted times `[C, D]` float32 of the kernels of each program in each configuration.
 
-    For a network with `predicts_kernels`, and a program with the times of kernels, which tell the
-    kernels of each configuration; 0 without such a kernel.
+    For a network with `predicts_kernels`, and programs with the times of kernels, which tell the
+    kernels of each configuration; 0 without such a kernel. All programs have one shape.
     """
-    (budget,) = plan.choose_budgets([program.sizes])
-    ids = np.arange(len(program.configs))
-    slate = Slate(program, ids, np.zeros(len(ids), np.float32))
-    batch = self.assemble([slate], budget, graphs=1, configs=len(ids))
-    times = self._kernel_times(params, batch)
-    return np.asarray(times)[: program.sizes["kernels"]].T
+    (budget,) = plan.choose_budgets([program.sizes for program in programs], max_budgets=1)
+    configs, times = max(len(program.configs) for program in programs), []
+    for program in programs:
+      ids = np.arange(len(program.configs))
+      slate = Slate(program, ids, np.zeros(len(ids), np.float32))
+      batch = self.assemble([slate], budget, graphs=1, configs=configs)
+      of_program = np.asarray(self._kernel_times(params, batch))
+      times.append(of_program[: program.sizes["kernels"], : len(ids)].T)
+    return times
 
   @functools.cached_property
   def _kernel_times(self) -> Callable[[optax.Params, TableBatch], jax.Array]:

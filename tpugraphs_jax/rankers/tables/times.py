@@ -92,11 +92,11 @@ def _order_features(graph: OpGraph, at: np.ndarray, order: np.ndarray) -> np.nda
 
 
 def _own_order(graph: OpGraph, at: np.ndarray) -> np.ndarray:
-  """The compiler's own orders of nodes, `[U, 6]` int, -1 beyond the rank."""
+  """The compiler's own orders of nodes, `[U, 6]` int, -1 beyond the rank or beyond 6 dimensions."""
   feat = graph.node_feat[at]
   rank = (feat[:, features.DIMENSIONS] > 0).sum(axis=1)
   order = feat[:, NODE["minor_to_major"]].astype(int)
-  return np.where(np.arange(MAX_RANK) < rank[:, None], order, -1)
+  return np.where((np.arange(MAX_RANK) < rank[:, None]) & (order < MAX_RANK), order, -1)
 
 
 def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -221,13 +221,18 @@ class TimeTables(TimeNetwork):
     """Times `[B, R]` of choices of groups, None for pairs, and `[G]` of all other nodes."""
     unary, _, rest = self.node_tables(batch, train=train)
     rest = pooling.graph_sum(rest, node_graph(batch.graph), len(batch.target))
-    unary = add_up(unary, batch.choices.group, len(batch.choices.row))
-    return unary, None, rest + jnp.exp(self.launch)
+    return add_up(unary, batch.choices.group, len(batch.choices.row)), None, rest
 
   def node_tables(self, batch: TableBatch, *, train: bool = False) -> Tables:
-    """Times `[K, R]` of choices of nodes, None for pairs, and `[N]` of nodes without choices."""
+    """Times `[K, R]` of choices of nodes, None for pairs, and `[N]` of nodes without choices.
+
+    The launch of a program counts with its first node.
+    """
     fixed, chosen = self.node_costs(batch, train=train)
-    return chosen.sum(axis=-1), None, fixed.sum(axis=-1)
+    counts = jnp.asarray(batch.graph.n_node)[:-1]
+    first = jnp.where(counts > 0, jnp.cumsum(counts) - counts, len(fixed))
+    rest = fixed.sum(axis=-1).at[first].add(jnp.exp(self.launch), mode="drop")
+    return chosen.sum(axis=-1), None, rest
 
   def node_costs(self, batch: TableBatch, *, train: bool) -> tuple[jax.Array, jax.Array]:
     """Times `[N, 2]` of nodes without choices, and `[K, R, 2]` of choices of nodes."""
