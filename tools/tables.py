@@ -302,6 +302,7 @@ TABLES: dict[str, Callable[[], str]] = {
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
     for name in recorded("results")["tune"].keys() - {"machine", "seeds", "model"}
   },
+  "tune v6e": lambda: tune.table(recorded("tune_v6e")["test families"]),
   "measured": lambda: measured.table(recorded("measured")),
   "steps": lambda: step_times.table(recorded("step_times")),
   "all steps": lambda: step_times.all_table(recorded("step_times")),

@@ -273,7 +273,7 @@ class Ranker:
     They are in the unit of the scores; 0 where a configuration has no such kernel.
 
     Args:
-      graphs: with `graph.configs.kernels`, which tell the nodes of each kernel.
+      graphs: with times of kernels (`graph.KernelTimes`), which tell the nodes of each kernel.
 
     Raises:
       ValueError: the model predicts no times of kernels, or a graph has none.
