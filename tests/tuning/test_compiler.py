@@ -188,12 +188,13 @@ def test_the_process_compiles_as_this_one_does_and_writes_schedules():
       return jnp.tanh(x @ x)
 
   shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-  call = calls.Call(jax.jit(step, donate_argnums=0), (shape,), {})
+  jitted = jax.jit(step, donate_argnums=0)
+  call = calls.Call(jitted, (shape,), {})
   with compiler.Compiler() as made:
     apart = made.compile(call, "tpu:v6e")
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
       made.compile(call, "tpu:v6e", {"xla_no_such_option": True})
-  here = tpu.compile_function(call._function, (shape,), "tpu:v6e")
+  here = tpu.compile_function(jitted, (shape,), "tpu:v6e")
   assert apart.memory == here.memory and apart.flops == here.flops
   assert apart.optimal_seconds == here.optimal_seconds
   assert "TLP" in apart.schedules and not here.schedules
