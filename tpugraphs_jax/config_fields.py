@@ -204,7 +204,7 @@ class Options:
 
   @classmethod
   def limits_by_name(cls, section: str) -> dict[str, tuple[Any, Limits]]:
-    """Default and limits of the fields of a section and its subsections, by `SECTION.FIELD`."""
+    """Default and limits of the fields of a section and its subsections, by its dotted name."""
     fields = {f"{section}.{name}": field for name, field in limits_of(cls).items()}
     for name, kind in cls.subsections().items():
       fields |= kind.limits_by_name(f"{section}.{name}")

@@ -233,7 +233,9 @@ class MeshCore(kernel.KernelCore):
       waited = max(0.0, arrival - self._start - now)
     else:
       waited = super().wait(code, now, flag, count)
-      self.exposed += waited if flag in self._remote else 0.0
+      if flag in self._remote:
+        waited -= self._chip.wait  # the start of a DMA to another chip has it
+        self.exposed += waited
       return waited
     self.stall += waited
     self.exposed += waited
