@@ -4,11 +4,14 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
 import tempfile
 
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
+# A shell starts what runs in its background with the signal of Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests already run on all cores. Small programs compile with less work in one part.
 os.environ["XLA_FLAGS"] = " ".join(
   filter(None, (os.environ.get("XLA_FLAGS"), "--xla_cpu_parallel_codegen_split_count=1"))
