@@ -337,6 +337,29 @@ def test_the_time_of_schedules_says_where_it_goes(simulated):
     assert part in text, part
 
 
+def test_kernels_of_one_operation_and_line_are_one_row_of_the_text():
+  def kernel(number, milliseconds, where, stall=None):
+    return costs.KernelCost(
+      f"fusion.{number}", "scatter", "", where, "f32[8]", 100, milliseconds, stall
+    )
+
+  kernels = (
+    kernel(1, 0.5, "a.py:3", 0.9),
+    kernel(2, 0.25, "a.py:3", 0.3),
+    kernel(3, 0.2, "a.py:7"),
+    kernel(4, 0.02, ""),
+    kernel(5, 0.01, ""),
+  )
+  text = repr(summary.Estimate("step", (costs.TargetEstimate("tpu:v6e", 1.0, kernels=kernels),)))
+  lines = [line.split() for line in text.splitlines()]
+  assert "v6e: the 4 dearest of 4 lines with 5 kernels" in text
+  first = next(line for line in lines if line and line[0] == "75.0%")
+  assert first[1:4] == ["0.75", "100", "70%"] and first[-1] == "a.py:3"
+  assert "f32[8], 2 kernels" in text
+  shares = [float(line[0][:-1]) for line in lines if line and line[0].endswith("%")]
+  assert sum(shares) == pytest.approx(100) and shares[0] == 75
+
+
 def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   simulated, monkeypatch
 ):

@@ -240,12 +240,13 @@ def _fits(row: TargetEstimate) -> str:
 
 
 def _kernels(row: TargetEstimate) -> Table:
-  """The dearest kernels of a row."""
+  """The dearest kernels of a row; those of one operation and line are one of the table."""
   total = row.milliseconds or row.least_ms or 0.0
   cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
   by_time = bool(total)
+  lines = _by_line(row.kernels)
   cells = []
-  for kernel in row.kernels[:_DEAREST]:
+  for kernel in lines[:_DEAREST]:
     part = kernel.milliseconds or 0.0 if by_time else kernel.cycles or 0
     cells.append(
       [
@@ -259,14 +260,45 @@ def _kernels(row: TargetEstimate) -> Table:
         kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
       ]
     )
-  title = f"{row.target}: the {len(cells)} dearest of {len(row.kernels)} kernels"
+  every = f"{len(row.kernels)} kernels"
+  of = every if len(lines) == len(row.kernels) else f"{len(lines)} lines with {every}"
+  title = f"{row.target}: the {len(cells)} dearest of {of}"
   if by_time:  # shares sum to 100 %
-    rest = max(0.0, total - sum(kernel.milliseconds or 0.0 for kernel in row.kernels[:_DEAREST]))
-    others = len(row.kernels) - len(cells)
-    what = f"{others} other kernels, " * (others > 0) + "loop control and waits"
+    rest = max(0.0, total - sum(kernel.milliseconds or 0.0 for kernel in lines[:_DEAREST]))
+    others = len(lines) - len(cells)
+    kind = "kernels" if of == every else "lines"
+    what = f"{others} other {kind}, " * (others > 0) + "loop control and waits"
     cells.append([f"{rest / total:.1%}", f"{rest:.3g}", "", "", "", "", what, "", "", "", ""])
   head = "share|ms|calls|bound by|waits|M cycles|kernel|shape|scope|line|".split("|")
   return Table(head, cells, title)
+
+
+def _by_line(kernels: Sequence[costs.KernelCost]) -> list[costs.KernelCost]:
+  """Kernels with those of one operation and line added up, the dearest first."""
+  groups: dict[Any, list[costs.KernelCost]] = {}
+  for kernel in kernels:
+    has_time = kernel.milliseconds is not None
+    place = (kernel.operation, kernel.scope, kernel.where, kernel.is_bound, has_time)
+    groups.setdefault(place if kernel.where else kernel.name, []).append(kernel)
+  lines = [_added_up(group) for group in groups.values()]
+  return sorted(lines, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))[::-1]
+
+
+def _added_up(group: Sequence[costs.KernelCost]) -> costs.KernelCost:
+  """A kernel with the time of all, and what the dearest one says."""
+  if len(group) == 1:
+    return group[0]
+  first = max(group, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))
+  add = lambda numbers: sum(number or 0 for number in numbers)
+  spent = add(kernel.milliseconds for kernel in group)
+  waited = add((kernel.stall or 0.0) * (kernel.milliseconds or 0.0) for kernel in group)
+  return dataclasses.replace(
+    first,
+    shape=f"{first.shape}, {len(group)} kernels",
+    milliseconds=None if first.milliseconds is None else spent,
+    cycles=add(kernel.cycles for kernel in group) or None,
+    stall=waited / spent if spent and first.stall is not None else first.stall,
+  )
 
 
 def _communication(row: TargetEstimate) -> Table:

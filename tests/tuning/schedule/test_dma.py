@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.schedules import CHIP, cost, EMPTY
-from tpugraphs_jax.tuning.schedule import chips, kernel
+from tpugraphs_jax.tuning.schedule import bundles, chips, kernel
 from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 
@@ -222,3 +222,15 @@ def test_words_that_the_other_core_of_a_chip_sends_decide_what_it_moves(word, gr
   assert cost(*lines).hbm_bytes == granules * 32
   with pytest.raises(Unreadable, match="nothing starts"):
     cost(*_of_core(0, *receives, *runs))
+
+
+def test_words_for_the_other_core_arrive_before_dmas_that_were_started_earlier():
+  core = kernel.KernelCore(CHIP, Arrays(CHIP.granule))
+  core.start_dma("dma.hbm_to_vmem", 0.0, {"size_in_granules": 1_000, "dst_syncflagno": 1 << 18})
+  core.start_dma(
+    bundles.MESSAGE,
+    0.0,
+    {"src": 0, "dst": 0, "size_in_granules": 2, "dst_syncflagno": 2 << 18, "src_syncflagno": 0},
+  )
+  ((message,),) = core.sent.values()
+  assert message.arrival == 2 * CHIP.granule / CHIP.vmem

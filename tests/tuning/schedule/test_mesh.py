@@ -203,6 +203,16 @@ def test_a_gather_on_a_line_moves_three_shards_over_each_link():
   assert slow.cycles == pytest.approx(2 * gather.cycles, rel=0.02)
 
 
+def test_a_wait_for_another_device_costs_nothing_beside_the_start_of_its_dma():
+  simulation, chip = schedules.stored_mesh("mesh_reduce_v5e"), chips.chips()["tpu:v5e"]
+  cycles = lambda wait: (
+    simulation.time(dataclasses.replace(chip, wait=wait)).communication[0].cycles
+  )
+  own = cycles(1_000.0) - cycles(0.0)  # of the core's own DMAs
+  remote = simulation.time(_with_link("tpu:v5e", start=chip.link.start + 1_000.0))
+  assert 0 <= own < (remote.communication[0].cycles - cycles(chip.wait)) / 2
+
+
 def test_a_reduction_over_two_axes_computes_its_neighbours():
   time = schedules.stored_mesh("mesh_reduce_v5e").time()
   (reduction,) = time.communication

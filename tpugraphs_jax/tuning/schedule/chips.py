@@ -20,7 +20,7 @@ class Link:
     bandwidth: bytes a second in one direction.
     share: part of it that DMAs reach.
     hop: seconds between the last byte of a DMA that enters the link and its arrival.
-    start: cycles that the core needs to start a DMA to another chip.
+    start: cycles that the core needs to start a DMA to another chip and to await one.
     launch: seconds until a SparseCore begins a collective.
     source: where the constants come from.
   """

@@ -16,9 +16,8 @@ from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
 
 # Of two cores of a chip that execute one program: each signals to the other, and waits for it.
 SIGNAL, BARRIER = "vsyncadd.remote", "vwait.ge.trace"
-_QUEUED = (
-  "vwait.lt.trace"  # the sender of a message waits until the queue of the other core has room
-)
+# The sender of a message waits until the queue of the other core has room.
+_QUEUED = "vwait.lt.trace"
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
 SCALAR = "<no memory space>"  # where operands are that a register itself holds
@@ -110,8 +109,7 @@ class KernelCore:
 
   Attributes:
     loops: those that data may end.
-    received: messages of the other core. It has room for all of them: the time of a kernel is that
-      of its slower core, also where the sender would wait.
+    received: messages of the other core, which has room for all of them: a sender never waits.
     sent: messages to the other core.
   """
 
@@ -153,10 +151,12 @@ class KernelCore:
     """Sends words to the other core of the chip."""
     names = ("src", "dst", "size_in_granules", "dst_syncflagno", "src_syncflagno")
     source, address, size, flag, own = (known(arguments.get(name), name) for name in names)
-    moved = self.dmas.start(("smem", "smem"), now, size, own & ~_OF_OTHER_CORE)
+    own &= ~_OF_OTHER_CORE
+    moved = self.dmas.start(("smem", "smem"), now, size, own)
+    arrival, _ = self.dmas.flags[own].arrivals[-1]
     count = min(moved // WORD, MOST_WORDS)
     words = [self.memory[source + place] for place in range(count)]
-    message = Message(self.dmas.last, size, address, words)
+    message = Message(arrival, size, address, words)
     self.sent[flag & ~_OF_OTHER_CORE].append(message)
 
   def _receive(self, flag: Any, count: Any) -> None:
@@ -197,7 +197,11 @@ class KernelCore:
       self._receive(flag, count)
     waited = self.dmas.wait(now, flag, count)
     self.stall += waited
-    return waited + self._chip.wait
+    return waited + self._cost_of_wait(flag)
+
+  def _cost_of_wait(self, flag: Any) -> float:
+    """Cycles that the core needs to await a DMA with this flag, also one that has arrived."""
+    return self._chip.wait
 
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code == "vsyncadd":

@@ -233,13 +233,15 @@ class MeshCore(kernel.KernelCore):
       waited = max(0.0, arrival - self._start - now)
     else:
       waited = super().wait(code, now, flag, count)
-      if flag in self._remote:
-        waited -= self._chip.wait  # the start of a DMA to another chip has it
-        self.exposed += waited
+      self.exposed += waited if flag in self._remote else 0.0
       return waited
     self.stall += waited
     self.exposed += waited
     return waited
+
+  def _cost_of_wait(self, flag: Any) -> float:
+    """None for DMAs of other devices: `Link.start` has it."""
+    return 0.0 if flag in self._remote else super()._cost_of_wait(flag)
 
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code.startswith("vsyncadd.remote"):
