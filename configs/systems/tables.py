@@ -107,9 +107,9 @@ def times_sage(collection: str) -> Config:
 
 
 LAYOUTS = {
-  "times": times,
-  "times_sage": times_sage,
   "recommended": recommended,
   "tables": tables,
   "traffic": traffic,
+  "times": times,
+  "times_sage": times_sage,
 }

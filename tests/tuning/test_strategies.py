@@ -67,6 +67,21 @@ def _run(search, ratio, count=10_000):
   return tried
 
 
+@pytest.mark.parametrize("predicts_times", [False, True])
+def test_predicted_times_are_compared_with_the_time_of_the_compilers_own_choice(
+  problem, predicts_times
+):
+  class Fake:
+    def scores(self, graphs):
+      return [np.arange(5, 5 + len(graph.configs), dtype=np.float32) for graph in graphs]
+
+  ranker = Fake()
+  ranker.predicts_times = predicts_times
+  _, found = strategies.costs(_pool(problem, 20), ranker)
+  differences = np.arange(1, len(found) + 1)
+  np.testing.assert_allclose(found, differences / 5 if predicts_times else differences)
+
+
 def _sums(numbers):
   return math.exp(0.02 * sum(numbers))
 

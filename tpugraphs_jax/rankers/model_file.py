@@ -42,7 +42,11 @@ _CARD = {
   "format": int,
   "checksum": str,
   "transforms": {},
-  "about": {"labels": {"target": (str, type(None))}, "training_graphs": [str]},
+  "about": {
+    "labels": {"target": (str, type(None)), "config_runtime": str},
+    "errors": {"program": trust.NUMBER},
+    "training_graphs": [str],
+  },
 }
 
 

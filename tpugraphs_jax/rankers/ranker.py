@@ -253,24 +253,15 @@ class Ranker:
 
   @property
   def predicts_times(self) -> bool:
-    """Whether scores are times of the whole program in a known unit: see `milliseconds`."""
-    return self.family.network.predicts_kernels and "labels" in self.about
-
-  def milliseconds(self, scores: np.ndarray) -> np.ndarray:
-    """Times of programs or kernels in milliseconds, from scores or `kernel_times` `[...]`.
-
-    Raises:
-      ValueError: the scores are no times, or the model file does not tell the unit of the labels.
-    """
-    if not self.predicts_times:
-      raise ValueError(f"{self!r} does not predict times: its scores have no unit")
-    is_picoseconds = self.about["labels"]["config_runtime"].startswith("picoseconds")
-    return np.asarray(scores, np.float64) * (1e-3 if is_picoseconds else 1.0)
+    """Whether scores are times of the whole program in microseconds, as of labels by time."""
+    unit = self.about.get("labels", {}).get("config_runtime", "")
+    return self.family.network.predicts_kernels and unit.startswith("picoseconds")
 
   def kernel_times(self, graphs: Sequence[OpGraph]) -> list[np.ndarray]:
     """Predicted times of the kernels of programs in each configuration, each `[C, D]` float32.
 
-    They are in the unit of the scores; 0 where a configuration has no such kernel.
+    They are in the unit of the scores (microseconds of labels by `tpu_estimate`); 0 where a
+    configuration has no such kernel.
 
     Args:
       graphs: with times of kernels (`graph.KernelTimes`), which tell the nodes of each kernel.
@@ -319,7 +310,7 @@ class Ranker:
     if not self.predicts_times:
       return ""
     (scores,) = self.scores([graph], [np.array([config])])
-    said = f"{self.milliseconds(scores)[0]:.4g} ms"
+    said = f"{1e-3 * scores[0]:.4g} ms"
     if error := self.about.get("errors", {}).get("program"):
       said += f", an error of {error:.0%} on half of the test programs"
     return said

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import parts, random_graphs, table_cases
+from tests.support import commands, parts, random_graphs, table_cases
 from tpugraphs_jax import rankers
 from tpugraphs_jax.columns import NODE, opcode_ids
-from tpugraphs_jax.data import batching
+from tpugraphs_jax.data import batching, npz
 from tpugraphs_jax.graph import KernelTimes
 from tpugraphs_jax.rankers.config import Model
 from tpugraphs_jax.rankers.tables import batches, terms, times
@@ -201,3 +201,41 @@ def test_gradients_of_kernel_times_are_finite(network):
   loss = lambda p: model.apply(p, batch, method="kernels").sum()
   grads = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
   assert all(np.isfinite(grad).all() for grad in grads) and any(grad.any() for grad in grads)
+
+
+def _ranker(network):
+  """A ranker of labels by time with random parameters, and a program with times of kernels."""
+  path = commands.ROOT / "data/own/npz/layout/own/outputs_v6e/test/generated_test_bilinear_0.npz"
+  graph = npz.read_layout(path)
+  changes = {f"model.{name}": value for name, value in SMALL.items()}
+  experiment = parts.Experiment(
+    configs.load("layout.py:own,times").replace(**{"model.name": network.__name__, **changes})
+  )
+  experiment.fit_transforms([graph])
+  ranker, rng = experiment.ranker, np.random.default_rng(0)
+  draw = lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32)
+  ranker.params = jax.tree.map(draw, ranker.param_shapes(graph))
+  return ranker, graph
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_ranker_gives_the_times_of_kernels_which_are_parts_of_its_scores(network):
+  ranker, graph = _ranker(network)
+  (found,), (scores,) = ranker.kernel_times([graph]), ranker.scores([graph])
+  there = graph.configs.kernels.runtime[:] > 0
+  assert found.shape == there.shape and not found[~there].any() and (found[there] >= 0).any()
+  assert (found.sum(axis=1) <= scores * (1 + 1e-5)).all()
+  bare = dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, kernels=None))
+  with pytest.raises(ValueError, match="has no kernels: label it"):
+    ranker.kernel_times([bare])
+
+
+def test_milliseconds_are_told_where_the_labels_of_a_model_are_times():
+  ranker, graph = _ranker(times.TimeTables)
+  assert not ranker.predicts_times and "ms" not in str(ranker.explain(graph, 1)).splitlines()[0]
+  ranker.about = {"labels": {"config_runtime": "picoseconds, the time"}, "errors": {"program": 0.2}}
+  told = str(ranker.explain(graph, 1))
+  (scores,) = ranker.scores([graph], [np.array([1])])
+  assert f"{1e-3 * scores[0]:.4g} ms, an error of 20% on half of the test programs" in told
+  ranker.about = {"labels": {"config_runtime": "nanoseconds of a call"}}
+  assert not ranker.predicts_times
