@@ -46,9 +46,9 @@ _SHAPE = re.compile(r"(bf16|f32|s8|int8)\[([\d,]+)\]")
 _TYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "s8": jnp.int8, "int8": jnp.int8}
 _STEPS = 16  # of a chain of exchanges, whose slope was measured
 # Sources to whose times the constants of the links of a generation were fitted, and constants that
-# do not come from them: the share that the scaling book reads from a figure of v5e, the start of a
-# DMA on the chip, and no launch of a SparseCore.
-_UNFITTED = {"share": 0.95, "start": 100.0, "launch": 0.0}
+# do not come from them: the share that the scaling book reads from a figure of v5e, no launch of a
+# SparseCore, and to start and await a DMA what it costs on the chip.
+_UNFITTED = {"share": 0.95, "launch": 0.0}
 _FITTED = {
   "tpu:v5p": "marin",
   "tpu:v6e": "marin tpu-recipes",
@@ -215,7 +215,8 @@ def simulate(measured: Measured, tpu_compiler: compiler.Compiler) -> dict[str, A
   unfitted = 1e3 * row.milliseconds / times if row.milliseconds else None
   if measured.is_fitted:
     module = proto.parse_module(made.module, where=measured.name)
-    other = dataclasses.replace(chip, link=dataclasses.replace(chip.link, **_UNFITTED))
+    link = dataclasses.replace(chip.link, start=chip.start + chip.wait, **_UNFITTED)
+    other = dataclasses.replace(chip, link=link)
     simulation = mesh.Simulation(module, made.schedules, row.generation, devices)
     unfitted = 1e3 * (simulation.time(other).milliseconds or 0.0) / times or None
   return {
