@@ -20,7 +20,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 # this folder. `make test` runs all other tests, the lane `quick`.
 LANES = {
   "browser": ("browser",),
-  "faults": ("faults",),
+  "faults": ("faults", "test_silence.py"),
   "hosts": (
     "infra/test_parallel.py",
     "infra/test_buckets.py",

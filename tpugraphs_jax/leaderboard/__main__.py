@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 import copy
 from pathlib import Path
+import sys
 from typing import Any
 
 import jinja2
@@ -23,6 +24,7 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import datasets
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.leaderboard import race
 
 _NAMES = {
@@ -177,11 +179,10 @@ def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
   ]
 
 
-def main() -> None:
-  """Makes the missing runs and writes the page."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
+  """Makes the missing runs and writes the page; returns the exit status."""
+  parser = console.parser("leaderboard", __doc__)
   parser.add_argument("--collection", required=True, help="such as layout:own:outputs")
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   parser.add_argument("--minutes", type=float, default=5.0, help="CPU minutes of training each")
@@ -194,19 +195,20 @@ def main() -> None:
   )
   parser.add_argument("--page", type=Path, default=Path("out/leaderboard.html"))
   parser.add_argument("--core", type=int, default=race.CORE, help="core to run on")
-  args = parser.parse_args()
-  try:
-    name = datasets.Collection(args.collection).name
-    (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
-    for system in args.systems or race.racing(name):
-      for run in on_folds(system, args.folds):
-        for seed in args.seeds:
-          race.run_missing(args, name, run, seed)
-    args.page.write_text(page(args, name))
-  except ValueError as error:
-    parser.error(str(error))
+  args = parser.parse_args(argv)
+  name = datasets.Collection(args.collection).name
+  (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
+  systems = args.systems or race.racing(name)
+  runs = [run for system in systems for run in on_folds(system, args.folds)]
+  with console.working("training", total=len(runs) * len(args.seeds), unit="runs") as work:
+    for run in runs:
+      for seed in args.seeds:
+        race.run_missing(args, name, run, seed)
+        work.update()
+  args.page.write_text(page(args, name))
   print(f"wrote {args.page}")
+  return 0
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

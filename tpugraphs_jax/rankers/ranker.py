@@ -402,6 +402,7 @@ def _loaded(place: Path, state: tuple[Any, ...]) -> Ranker:
   return Ranker.load(place)
 
 
+@console.working("reading a model")
 def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
   """The trained ranker of a working folder or a model file.
 

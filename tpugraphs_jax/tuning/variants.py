@@ -164,6 +164,7 @@ class _Request:
   timeout: float
   results: str
   key: Mapping[str, str]
+  caller: int  # number of the process that runs the command
 
 
 def _estimate(request: _Request) -> str:
@@ -174,7 +175,8 @@ def _estimate(request: _Request) -> str:
   (program,) = programs.load(request.source)
   try:
     call = calls.Call(program.function, program.args, program.kwargs)
-    with console.working(program.name, is_on=False):  # the command says how far it is
+    # Of several processes, the one that started them says how far they are.
+    with console.working(program.name, is_on=request.caller == os.getpid()):
       (row,) = estimate.estimate_call(call, [request.target], timeout=request.timeout).rows
     variant = of_row(row, program)
   except Exception as error:  # a function of the user may raise anything
@@ -210,7 +212,7 @@ def compare(
   keys = {program.source: _key(program.source, target) for program in programs.load(source)}
   found = _read(results)
   requests = [
-    _Request(place, target, timeout, str(results), key)
+    _Request(place, target, timeout, str(results), key, os.getpid())
     for place, key in keys.items()
     if _name(key) not in found
   ]
