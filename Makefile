@@ -88,7 +88,7 @@ demo: install
 	  --collections tile:xla --limit 150
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS) $(DEMO)
-	$(BIN)/python run_layout.py --config=configs/layout.py:own,recommended \
+	$(BIN)/python run_layout.py --config=configs/layout.py:own-outputs_v6e,times \
 	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO)
 	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile
 	@$(BIN)/python examples/demo.py out/demo_layout
