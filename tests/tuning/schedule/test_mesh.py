@@ -203,6 +203,44 @@ def test_a_gather_on_a_line_moves_three_shards_over_each_link():
   assert slow.cycles == pytest.approx(2 * gather.cycles, rel=0.02)
 
 
+def _gathered():
+  """A run of a gather, and a function that calls its kernel once more at a cycle."""
+  run, calls = schedules.stored_mesh("mesh_gather_v5e").start(chips.chips()["tpu:v5e"]), []
+  original = run.call
+  run.call = lambda *given: calls.append(given) or original(*given)
+  run.execute()
+  name, start, words = next(call for call in calls if call[0] in run.communication)
+  return run, start, lambda now: original(name, now, words)
+
+
+def test_a_call_of_a_collective_like_one_before_takes_as_long_and_takes_its_links():
+  run, start, again = _gathered()
+  (gather,) = run.communication.values()
+  took, sent, events = gather.cycles, run.links.bytes_sent, len(run.events)
+  busy, later = run.links.busy(start), start + 1e9
+  assert busy.any() and not run.links.busy(later).any()
+  assert again(later) == pytest.approx(took)
+  np.testing.assert_allclose(run.links.busy(later), busy, atol=1e-3)
+  assert (gather.calls, run.links.bytes_sent) == (2, 2 * sent)
+  assert gather.cycles == gather.exposed == pytest.approx(2 * took)
+  # The same DMAs are under way as in the first call, later by as much.
+  remote = [event for event in sorted(run.events) if event.unit == "link"]
+  half = len(remote) // 2
+  for first, second in zip(remote[:half], remote[half:], strict=True):
+    assert (second.name, second.size) == (first.name, first.size)
+    assert second.end - first.end == pytest.approx(later - start)
+  assert len(run.events) > events
+
+
+def test_a_call_of_a_collective_waits_for_links_that_are_taken():
+  run, start, again = _gathered()
+  (gather,) = run.communication.values()
+  took, later = gather.cycles, start + 1e9
+  busy = np.where(run.links.busy(start) > 0, 1e6, 0.0)
+  run.links.take(later, busy, 0)
+  assert again(later) == pytest.approx(took + 1e6, rel=0.01)
+
+
 def test_a_wait_for_another_device_costs_nothing_beside_the_start_of_its_dma():
   simulation, chip = schedules.stored_mesh("mesh_reduce_v5e"), chips.chips()["tpu:v5e"]
   cycles = lambda wait: (

@@ -227,6 +227,15 @@ class Links:
     arrival = float(self._free[load.received].max(initial=now))
     return sent, arrival + len(load.received) * self.hop
 
+  def busy(self, now: float) -> np.ndarray:
+    """Cycles from now until which each link is taken."""
+    return np.maximum(self._free - now, 0.0)
+
+  def take(self, now: float, busy: np.ndarray, size: int) -> None:
+    """Takes links as transfers of `size` bytes did that began as now, while no link was taken."""
+    self._free = np.maximum(self._free, now + busy)
+    self.bytes_sent += size
+
   def _load(self, source: int, target: int) -> _Load:
     if (source, target) not in self._loads:
       transfers = self.transfers(source, target)
