@@ -390,10 +390,21 @@ def test_a_dear_kernel_that_is_far_from_its_bytes_and_operations_is_told(simulat
   assert (f"takes {times} times what its bytes and operations need" in text) == is_told
 
 
-def test_a_kernel_of_which_nothing_is_counted_is_not_told_as_far_from_its_work(simulated):
+@pytest.mark.parametrize("name", ["gather.7", "dot.2"])  # without operations, and with few
+def test_a_kernel_of_which_nothing_is_counted_is_not_told_as_far_from_its_work(simulated, name):
   """Such as a gather from a table on the chip to the chip."""
-  simulated(_simulated(kernels=(program.KernelTime("gather.7", 1, 1e6, bound="loop overhead"),)))
+  simulated(_simulated(kernels=(program.KernelTime(name, 1, 1e9, bound="loop overhead"),)))
   assert "times what its bytes" not in repr(estimate.estimate(step, 1.0, targets="v6e"))
+
+
+@pytest.mark.parametrize("size, is_told", [(1 << 12, True), (1 << 20, False)])
+def test_a_dear_kernel_of_many_small_copies_is_told(simulated, size, is_told):
+  moved = 10_000 * size
+  cycles = 3 * 0.7 * moved / 1638e9 * 1.72e9
+  kernel = program.KernelTime("gather.7", 1, cycles, hbm_bytes=moved, dmas=10_000, bound="memory")
+  simulated(_simulated(kernels=(kernel,), milliseconds=cycles / 1.72e6, cycles=cycles))
+  text = repr(estimate.estimate(step, 1.0, targets="v6e"))
+  assert ("in 10,000 copies of about 4,096 bytes" in text) == is_told
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):

@@ -81,6 +81,7 @@ class KernelCost:
     cycles: the compiler's estimate; None where it has none.
     bytes_accessed: between the chip and the large memory: of a schedule what it moves.
     vmem_bytes: moved by copies on the chip; 0 without a schedule.
+    dmas: copies that all calls start; 0 without a schedule.
     flops: operations of all calls, those of 8 bits half; 0 of custom calls, which do not tell.
     is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
@@ -103,6 +104,7 @@ class KernelCost:
   cycles: int | None = None
   bytes_accessed: int = 0
   vmem_bytes: int = 0
+  dmas: int = 0
   flops: float = 0.0
   is_custom: bool = False
   move: moves.Move | None = None
@@ -536,6 +538,7 @@ def _by_schedule(
         bound=bound,
         bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
         vmem_bytes=timed.vmem_bytes,
+        dmas=timed.dmas,
         why=timed.why,
       )
     )

@@ -25,6 +25,9 @@ _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
 _DEAR, _FAR = 0.1, 10.0  # share of the time, and times of the least time, that a note tells
 _SHORT = 0.005  # milliseconds of a call, which its loop and its waits explain
+# Where the arrays of a kernel are on the chip, operations that need less of its time say nothing.
+_LEAST_PART = 1e-3
+_SMALL, _SLOW = 1 << 14, 2.0  # bytes of a copy, and times of the least time, that a note tells
 _NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
 _GIB = 2**30
@@ -106,6 +109,13 @@ class Estimate(page.Page):
           f"{short}: {' '.join(filter(None, _place(kernel)))} takes {ratio:,.0f} times what its "
           f"bytes and operations need at the peak of the device; {kernel.bound} bounds it"
         )
+      for kernel, ratio in _in_small_copies(row):
+        yield (
+          f"{short}: {' '.join(filter(None, _place(kernel)))} moves "
+          f"{console.size(kernel.bytes_accessed)} in {kernel.dmas:,} copies of about "
+          f"{kernel.bytes_accessed // kernel.dmas:,} bytes, which takes {ratio:.1f} times what the "
+          "same bytes need at the peak of the device; an array that fits on the chip needs none"
+        )
       if formulas := [one.name for one in row.communication if one.why]:
         yield f"{short}: by a formula: {', '.join(formulas[:_NAMED])}"
       if row.communication and not row.why:
@@ -158,24 +168,31 @@ def _bounded(row: TargetEstimate) -> str:
   )
 
 
-def _far_from_work(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
-  """Dear kernels that take many times what their bytes and operations need, and how many times.
+def _dear(row: TargetEstimate) -> Iterator[tuple[costs.KernelCost, float]]:
+  """Kernels of XLA that take much of the time, and how many times what their work needs.
 
   Custom calls do not tell their operations. Of kernels without operations whose arrays are on the
   chip nothing is counted.
   """
-  if not row.milliseconds:
-    return []
-  dear = (
-    kernel
-    for kernel in row.kernels
-    if (kernel.milliseconds or 0.0) > max(_DEAR * row.milliseconds, _SHORT * (kernel.calls or 1))
-    and not (kernel.is_bound or kernel.is_custom)
-    and (kernel.flops or kernel.bytes_accessed)
-  )
-  least = lambda kernel: costs.least_ms(row.generation, kernel.flops, kernel.bytes_accessed)
-  ratios = ((kernel, kernel.milliseconds / max(least(kernel), 1e-9)) for kernel in dear)
-  return [(kernel, ratio) for kernel, ratio in ratios if ratio > _FAR][:_NAMED]
+  for kernel in row.kernels:
+    spent, calls = kernel.milliseconds or 0.0, kernel.calls or 1
+    is_dear = row.milliseconds and spent > max(_DEAR * row.milliseconds, _SHORT * calls)
+    least = costs.least_ms(row.generation, kernel.flops, kernel.bytes_accessed)
+    is_counted = kernel.bytes_accessed or least > _LEAST_PART * spent
+    if is_dear and is_counted and not (kernel.is_bound or kernel.is_custom):
+      yield kernel, spent / least
+
+
+def _far_from_work(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
+  """Dear kernels that take many times what their bytes and operations need, and how many times."""
+  return [(kernel, ratio) for kernel, ratio in _dear(row) if ratio > _FAR][:_NAMED]
+
+
+def _in_small_copies(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
+  """Dear kernels whose time is that of many small copies, such as a gather of rows."""
+  is_small = lambda kernel: kernel.dmas and kernel.bytes_accessed < _SMALL * kernel.dmas
+  found = [(kernel, ratio) for kernel, ratio in _dear(row) if ratio > _SLOW and is_small(kernel)]
+  return found[:_NAMED]
 
 
 _MEANINGS = {

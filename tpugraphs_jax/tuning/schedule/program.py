@@ -67,7 +67,7 @@ class KernelTime:
   Attributes:
     name: of its HLO instruction.
     calls: how often it runs.
-    cycles, stall, hbm_bytes, vmem_bytes, bundles: sums over all calls, as of `kernel.Cost`.
+    cycles, stall, hbm_bytes, vmem_bytes, dmas, bundles: sums over all calls, as of `kernel.Cost`.
     units: executed operations of the matrix, vector, and load and store units, of all calls.
     bound: `products`, `vector work`, `memory` or `loop overhead`, of its longest call.
     twin: the kernel whose schedule it shares; empty if it has its own.
@@ -82,6 +82,7 @@ class KernelTime:
   vmem_bytes: int = 0
   bundles: int = 0
   units: tuple[int, ...] = (0, 0, 0)
+  dmas: int = 0
   bound: str = ""
   twin: str = ""
   why: str = ""
@@ -539,6 +540,7 @@ def with_cost(row: KernelTime, cost: Cost, twin: str) -> KernelTime:
     hbm_bytes=row.hbm_bytes + cost.hbm_bytes,
     vmem_bytes=row.vmem_bytes + cost.vmem_bytes,
     bundles=row.bundles + cost.bundles,
+    dmas=row.dmas + cost.dmas,
     units=tuple(map(sum, zip(row.units, cost.units))),
     bound=row.bound or cost.bound,
     twin=twin,
