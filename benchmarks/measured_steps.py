@@ -2,12 +2,13 @@
 
     python -m venv ENV
     ENV/bin/pip install '.[tpu]'
-    ENV/bin/python -m benchmarks.measured_steps --data DIR --out benchmarks/measured_steps.json
+    ENV/bin/python -m benchmarks.measured_steps --data DIR --work WORK --out RECORD.json
 
 `DIR` has `recipes_steps.csv`, steps of MaxText's recipes, and `wiki_runs.csv`, runs of a log of
 experiments with Qwen3 8B. Each run is a decoder of the same shapes (`decoder`), compiled for its
-topology by the libtpu at hand. A step takes minutes to compile: `--only` names some, and runs that
-the file of `--out` has are kept.
+topology by the libtpu at hand. A step takes a quarter of an hour to compile: `--only` names some,
+runs that the file of `--out` has are kept, and `WORK` keeps what the compiler wrote, which
+`--again` reads anew.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from benchmarks import decoder
-from tpugraphs_jax.hlo import calls, topology, tpu
+from benchmarks import decoder, step_times
+from tpugraphs_jax.hlo import calls, meshes, topology, tpu
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import files
+from tpugraphs_jax.tuning import compiler, costs
 from tpugraphs_jax.tuning import estimate as estimates
 
 _GIB = 2**30
@@ -204,12 +206,20 @@ def _run(row: Mapping[str, str]) -> Measured:
   return Measured(name, topology.full_name("v6e-8"), step, ms, gib, fits, row["source"])
 
 
-def estimate(measured: Measured, *, memory_only: bool) -> dict[str, Any]:
-  """A row of the record: milliseconds and GiB, measured and estimated."""
+def estimate(measured: Measured, work: step_times.Work | None) -> dict[str, Any]:
+  """A row of the record: milliseconds and GiB, measured and estimated.
+
+  Args:
+    measured: a step.
+    work: what the compiler wrote of steps; None: memory alone.
+  """
   function, arguments = decoder.program(measured.step)
   call = calls.Call(function, arguments, {})
   start = time.monotonic()
-  (row,) = estimates.estimate_call(call, [measured.target], memory_only=memory_only).rows
+  if work is None:
+    (row,) = estimates.estimate_call(call, [measured.target], memory_only=True).rows
+  else:
+    row = _with_time(measured, call, work)
   return {
     "name": measured.name,
     "target": measured.target,
@@ -226,6 +236,24 @@ def estimate(measured: Measured, *, memory_only: bool) -> dict[str, Any]:
     "seconds": round(time.monotonic() - start),
     "why": row.why,
   }
+
+
+def _with_time(measured: Measured, call: calls.Call, work: step_times.Work) -> costs.TargetEstimate:
+  """The estimate of a step whose compiled program is kept."""
+  with tpu.as_device(topology.generation_of(measured.target)):
+    mesh = meshes.find(call)
+  assert mesh is not None  # of a decoder
+  placement = meshes.place(mesh, measured.target)
+  program = work.read(measured.name, measured.target)
+  if program is None:
+    try:
+      with compiler.Compiler() as made:
+        program = made.compile(call, measured.target, placement=placement)
+    except (compiler.OutOfMemory, compiler.Ended) as error:
+      fits = False if isinstance(error, compiler.OutOfMemory) else None
+      return costs.without_kernels(error.module, measured.target, str(error), fits=fits)
+    work.write(measured.name, measured.target, program)
+  return costs.cost(program, measured.target, call, placement)
 
 
 def flops(step: decoder.Step) -> float:
@@ -290,7 +318,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--data", type=Path, required=True, help="folder of the measured tables")
   parser.add_argument("--out", type=Path, required=True, help="file of the record")
   parser.add_argument("--only", nargs="*", default=[], help="parts of the names of steps")
-  parser.add_argument("--memory", action="store_true", help="memory alone, in less time")
+  parser.add_argument("--again", action="store_true", help="also runs that the record has")
+  how = parser.add_mutually_exclusive_group(required=True)
+  how.add_argument("--work", type=Path, help="folder for what the compiler writes")
+  how.add_argument("--memory", action="store_true", help="memory alone, in less time")
   args = parser.parse_args(argv)
   jax.config.update("jax_platforms", "cpu")
   measured, left_out = read(args.data)
@@ -300,9 +331,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       continue
     kept = {row["name"]: row for row in rows}
     has = kept.get(each.name)
-    if has and (args.memory or has["estimated_ms"] or not has["estimated_fits"]):
+    if has and not args.again and (args.memory or has["estimated_ms"] or not has["estimated_fits"]):
       continue
-    kept[each.name] = estimate(each, memory_only=args.memory)
+    kept[each.name] = estimate(each, step_times.Work(args.work) if args.work else None)
     rows = list(kept.values())
     record = {
       "versions": {"jax": jax.__version__, "libtpu": tpu.libtpu_version()},
