@@ -6,7 +6,7 @@ Builds a wheel, which must hold every file of the package, and installs it as th
 Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
 repository run a notebook, which trains and ranks tiles, the command of tiles on its model, and the
 command of layouts, which trains. Then tests of options, losses, features and tuned steps run, and
-of a model that ships. `tests/docs` runs all notebooks with the newest packages.
+of a model that ships, and the Python of README. `tests/docs` runs all notebooks with the newest packages.
 """
 
 from __future__ import annotations
@@ -34,14 +34,10 @@ _TESTS = (
   "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
   "tests/tuning/test_layouts.py",
   "tests/tuning/test_training_loop.py",
+  # The schedules of the oldest compiler are read, too.
+  "tests/docs/test_tune_page.py::test_the_front_page_ranks",
+  "tests/docs/test_tune_page.py::test_the_front_page_tunes_for_a_tpu_target",
 )
-# The schedule of the oldest compiler is read, too.
-_ESTIMATE = """
-import jax, tpugraphs_jax
-array = jax.ShapeDtypeStruct((512, 512), "bfloat16")
-(row,) = tpugraphs_jax.estimate(lambda a, b: a @ b, array, array, targets=["v5e"]).rows
-assert row.milliseconds and row.waits, row
-"""
 # Programs on tiny data compile for longer than they run.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
@@ -123,8 +119,7 @@ def main() -> None:
     oldest_jax = next(package for package in packages if package.startswith("jax=="))
     more = ["pytest>=8", oldest_jax.replace("jax", "jax[tpu]")]
     run(bin_ / "python", "-m", "pip", "install", "--quiet", *more, folder=here)
-    run(bin_ / "python", "-c", _ESTIMATE, folder=here)
-    # The tutorial's commands need nothing else than what is installed now.
+    # README and the tutorial need nothing else than what is installed now.
     run(bin_ / "python", "-m", "tools.readme_commands", "docs/tutorial.md", folder=ROOT)
     run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
   print(f"the installed package and its tests ran with {', '.join(packages)}")

@@ -113,6 +113,20 @@ def test_hosts_of_the_latest_session_are_summed(tmp_path):
   assert (trace.devices, trace.operations["x"].calls) == (2, 2)
 
 
+@pytest.mark.parametrize("kind, devices", [("TPU v6 Lite", 8), ("TPU7x", 2)])
+def test_devices_of_one_host_are_summed_and_sparse_cores_are_none(kind, devices, tmp_path):
+  made = space([("x", 0, 4)], kind=kind)
+  first = made.planes[1]
+  for number in range(1, devices):
+    made.planes.add().CopyFrom(first)
+    made.planes[-1].name = f"/device:TPU:{number}"
+  made.planes.add().CopyFrom(first)
+  made.planes[-1].name = "/device:TPU:0 SparseCore 0"
+  (trace,) = profiles.read(write(tmp_path, made)).traces
+  assert (trace.kind, trace.devices, trace.runs.calls) == (kind, devices, devices)
+  assert trace.operations["x"] == profiles.Times(devices, pytest.approx(devices * 0.004))
+
+
 _ROWS = [("7", "fusion.1", 10, 250.0), ("7", "copy.2", 5, 1000.0), ("8", "sort.3", 1, 2.0)]
 _IDS = ("program_id", "hlo_op_name", "occurrences", "total_self_time")
 _LABELS = ("Program id", "HLO op name", "#Occurrences", "Total self time (us)")
