@@ -6,8 +6,8 @@
 Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
 run draws its report page. Commands for the network and for hours (benchmarks) are asked for
 `--help`. A command that stands on two pages runs once. Pages of `ELSEWHERE` have tests of their
-own, as notebooks do. Links are followed in the pages at the top; the site
-checks those between pages.
+own, as notebooks do. Links are followed in the pages at the top; the site checks those between
+pages. README has at most 800 words, the pages without the records 17,000.
 """
 
 from __future__ import annotations
@@ -164,8 +164,20 @@ def check_links() -> None:
         sys.exit(f"error: {page.name}: a link leads nowhere: {target}")
 
 
+def check_lengths() -> None:
+  """Raises SystemExit where README, or the pages without the records, are too long to be read."""
+  for name, paths, most in (
+    ("README.md", [ROOT / "README.md"], 800),
+    ("docs/*.md", [*(ROOT / "docs").glob("*.md")], 17_000),
+  ):
+    words = sum(len(path.read_text().split()) for path in paths)
+    if words > most:
+      sys.exit(f"error: {name}: {words:,} words, expected at most {most:,}")
+
+
 def main(asked: list[str]) -> None:
   check_links()
+  check_lengths()
   ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
