@@ -89,7 +89,8 @@ demo: install
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS) $(DEMO)
 	$(BIN)/python run_layout.py --config=configs/layout.py:own-outputs_v6e,times \
-	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO)
+	  --data_root=data/own/npz --workdir=out/demo_layout --do=train --noreport $(DEMO)
+	$(BIN)/python run_layout.py --do=evaluate,predict --split=test --workdir=out/demo_layout
 	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile
 	@$(BIN)/python examples/demo.py out/demo_layout
 	@echo "make demo took $(TOOK), with installation; it drew out/demo_tile/report.html and \

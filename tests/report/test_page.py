@@ -135,6 +135,19 @@ def test_the_page_of_folds_has_their_deviation_and_every_graph(tmp_path):
   assert "favours the figures" not in text  # test graphs chose no step
 
 
+def test_the_page_is_of_the_test_split_where_it_alone_was_evaluated(tmp_path):
+  run = write_run(tmp_path / "run")
+  summary = json.loads((run / "summary.json").read_text())
+  summary["test"] = summary["validation"] | {"split": "test"}
+  (run / "summary.json").write_text(json.dumps(summary))
+  assert "graphs of the split valid" in page_of([run], tmp_path)
+  del summary["validation"]
+  (run / "summary.json").write_text(json.dumps(summary))
+  (run / "validation_scores.npz").rename(run / "test_scores.npz")
+  text = page_of([run], tmp_path)
+  assert "graphs of the split test" in text and "favours the figures" not in text
+
+
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):
   run = write_run(tmp_path / "my run")
   manifest = json.loads((run / "config.json").read_text()) | {

@@ -74,7 +74,7 @@ def all_of(comparison: RunComparison) -> dict[str, figure.Figure]:
   with rc_context(_STYLE):
     if first.judged:
       by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
-      by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(groups)
+      by_title["Kendall tau and slowdown1 of each graph"] = _by_graph(groups)
       graph = first.by_tau[len(first.taus) // 2]
       of = f" ({first.name})" * (len(groups) > 1)
       by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph)

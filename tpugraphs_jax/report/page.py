@@ -25,7 +25,6 @@ from tpugraphs_jax.report.runs import (
   RunRecord,
   TAU,
 )
-from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups with separate columns in a table of graphs
@@ -64,8 +63,10 @@ def _section(comparison: RunComparison) -> dict[str, Any]:
     "name": first.collection,
     "labels": first.labels,
     "most": figures.MOST,
-    "judged": first.summary.get(evaluation.final_split(first.config.get("data.folds", 0)), {}),
-    "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
+    "judged": first.summary.get(first.section, {}),
+    "best": first.summary.get("training", {}).get("best", {})
+    if first.section == "validation"
+    else {},
     "results": _results(comparison),
     "leads": _table(
       {

@@ -75,7 +75,7 @@ class RunRecord:
     seed: of the run.
     summary: `summary.json`; empty if there is none.
     rows: lines of `metrics.jsonl`.
-    judged: validation graphs, or with folds the graphs of the test fold; empty before evaluation.
+    judged: graphs of the split of `section`; empty before evaluation.
     folder: its place, as it was given.
     data_root: place of its data.
     about: command, versions, devices and date of `config.json`.
@@ -105,14 +105,22 @@ class RunRecord:
     """The kind of the labels, see `datasets.label_kind`."""
     return self.summary.get("labels", UNKNOWN)
 
+  @property
+  def section(self) -> str:
+    """The section of the summary with the figures, `validation` or `test`."""
+    return evaluation.final_split(self.summary | {"folds": self.config.get("data.folds", 0)})
+
   def file_of(self, graph: str) -> Path:
     """The file of a judged graph, where its data are on this machine and still there.
 
     There is no such file for data in a bucket.
     """
     root, collection = files.expanded(self.data_root), Collection(self.collection)
-    places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
-    return places[0] if self.division and places[0].exists() else places[1]
+    splits = (
+      ("train", "valid") if self.division else ("test" if self.section == "test" else "valid",)
+    )
+    places = [collection.folder(root, split) / f"{graph}.npz" for split in splits]
+    return places[0] if places[0].exists() else places[-1]
 
   @property
   def protocol(self) -> tuple[Any, ...]:
@@ -521,7 +529,7 @@ def read(folder: Path) -> RunRecord:
   run = RunRecord(
     name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division
   )
-  scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
+  scores = evaluation.SCORES_FILE.format(run.section)
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 

@@ -54,13 +54,14 @@ class GraphScores:
     return metrics.kendall_tau(self.scores, self.labels) if self.has_order else math.nan
 
 
-def final_split(folds: int) -> str:
+def final_split(summary: Mapping[str, Any]) -> str:
   """The section of a summary, and the first word of files, with the figures of a run.
 
-  With folds the figures judge the test fold. Without folds (0) they judge the validation split,
-  which chose the checkpoint.
+  The figures judge the test fold, or the test split where it alone was evaluated (`--split=test`).
+  Otherwise they judge the validation split, which chose the checkpoint.
   """
-  return "test" if folds else "validation"
+  is_alone = "test" in summary and "validation" not in summary
+  return "test" if summary.get("folds") or is_alone else "validation"
 
 
 def with_labels(

@@ -138,7 +138,7 @@ def read_summary(workdir: Path) -> dict[str, Any]:
 
 def final_evaluation(summary: Mapping[str, Any]) -> dict[str, Any]:
   """The section with the figures of a run (`evaluation.final_split`); empty before evaluation."""
-  return summary.get(evaluation.final_split(summary.get("folds", 0)), {})
+  return summary.get(evaluation.final_split(summary), {})
 
 
 @parallel.primary_only
@@ -387,7 +387,7 @@ def _write_tables(
   """Writes the metrics of each graph; of the splits of a run the scores and programs too."""
   name = judged.name
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if name not in ("validation", evaluation.final_split(judged.config.data.folds)):
+  if name not in ("validation", "test"):
     return
   evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged.graph_scores)
   if judged.data.collection.kind == "tile":
