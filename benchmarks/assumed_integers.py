@@ -137,10 +137,11 @@ def main() -> None:
         return jaxprs.for_one_device(calls.Call(step.function, tuple(given), step.kwargs))
 
       for target in TARGETS:
-        program = work.read(step.name, target)
+        call = with_values({})
+        program = work.read(step.name, target, call)
         if program is None:
-          program = tpu_compiler.compile(with_values({}), tpu.full_name(target))
-          work.write(step.name, target, program)
+          program = tpu_compiler.compile(call, tpu.full_name(target))
+          work.write(step.name, target, call, program)
         found = milliseconds(program, target, with_values, case)
         rows.setdefault(case.name, {})[target] = found
         print(case.name, target, json.dumps(found), flush=True)

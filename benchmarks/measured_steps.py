@@ -244,7 +244,7 @@ def _with_time(measured: Measured, call: calls.Call, work: step_times.Work) -> c
     mesh = meshes.find(call)
   assert mesh is not None  # of a decoder
   placement = meshes.place(mesh, measured.target)
-  program = work.read(measured.name, measured.target)
+  program = work.read(measured.name, measured.target, call)
   if program is None:
     try:
       with compiler.Compiler() as made:
@@ -252,7 +252,7 @@ def _with_time(measured: Measured, call: calls.Call, work: step_times.Work) -> c
     except (compiler.OutOfMemory, compiler.Ended) as error:
       fits = False if isinstance(error, compiler.OutOfMemory) else None
       return costs.without_kernels(error.module, measured.target, str(error), fits=fits)
-    work.write(measured.name, measured.target, program)
+    work.write(measured.name, measured.target, call, program)
   return costs.cost(program, measured.target, call, placement)
 
 

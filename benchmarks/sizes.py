@@ -129,10 +129,10 @@ def estimate(
   """The row of a size, of whose parts none takes more than `most` seconds."""
   try:
     call = jaxprs.for_one_device(calls.Call(*made, {}))
-    program = work.read(name, target)
+    program = work.read(name, target, call)
     if program is None:
       program = use.compile(call, tpu.full_name(target))
-      work.write(name, target, program)
+      work.write(name, target, call, program)
     with step_times.limit(most):
       row = costs.cost(program, tpu.full_name(target), call)
   except step_times.Late as error:

@@ -13,9 +13,11 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import gzip
+import hashlib
 import json
 from pathlib import Path
 import pickle
+import re
 import signal
 import statistics
 import time
@@ -32,6 +34,7 @@ STEPS = Path(__file__).with_name("steps")
 TARGETS = ("v6e", "v5e", "v5p", "7x")
 LARGE = "large"  # the file of steps of real sizes
 _LEVEL = 1  # of gzip
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of a function in the text of a program
 
 
 def sources(folder: Path) -> list[Path]:
@@ -71,27 +74,30 @@ def limit(most: float) -> Iterator[None]:
 
 
 class Work:
-  """What the compiler wrote of each step and target, in files of a folder."""
+  """What the compiler wrote of each step and target, in files of a folder.
+
+  The name of a file has a digest of the step's program: a step that was changed is compiled again.
+  """
 
   def __init__(self, folder: Path):
     self._folder = folder
     folder.mkdir(parents=True, exist_ok=True)
 
-  def _path(self, name: str, target: str) -> Path:
-    return self._folder / f"{name}__{target}.pkl.gz"
+  def path(self, name: str, target: str, call: calls.Call) -> Path:
+    text = _ADDRESS.sub("", str(call.trace.program.jaxpr))
+    return (
+      self._folder / f"{name}__{target}__{hashlib.sha256(text.encode()).hexdigest()[:12]}.pkl.gz"
+    )
 
-  def has(self, name: str, target: str) -> bool:
-    return self._path(name, target).exists()
-
-  def read(self, name: str, target: str) -> tpu.TpuProgram | None:
-    path = self._path(name, target)
+  def read(self, name: str, target: str, call: calls.Call) -> tpu.TpuProgram | None:
+    path = self.path(name, target, call)
     if not path.exists():
       return None
     with gzip.open(path) as file:
       return pickle.load(file)  # of this benchmark
 
-  def write(self, name: str, target: str, program: tpu.TpuProgram) -> None:
-    with files.replacing(self._path(name, target), "wb") as file:
+  def write(self, name: str, target: str, call: calls.Call, program: tpu.TpuProgram) -> None:
+    with files.replacing(self.path(name, target, call), "wb") as file:
       file.write(gzip.compress(pickle.dumps(program), _LEVEL))
 
 
@@ -146,11 +152,11 @@ def estimate(
   row: dict[str, Any] = {}
   full = tpu.full_name(target)
   try:
-    program = work.read(name, target)
+    program = work.read(name, target, call)
     if program is None:
       with seconds(row, "compile_s"):
         program = tpu_compiler.compile(call, full)
-      work.write(name, target, program)
+      work.write(name, target, call, program)
     with seconds(row, "read_s"), limit(most):
       row |= described(costs.cost(program, full, call), least_ms(program, target))
     row["schedules_mb"] = round(sum(map(len, program.schedules.values())) / 1e6, 2)
@@ -242,11 +248,12 @@ def main() -> None:
         missing = [
           target
           for target in args.targets
-          if (target not in known or args.again and known[target].get("commit") != commit)
-          and (work.has(program.name, target) or not args.kept)
+          if target not in known or args.again and known[target].get("commit") != commit
         ]
         call, traced = trace(program, missing)
         for target in missing:
+          if args.kept and call and not work.path(program.name, target, call).exists():
+            continue
           row = {**traced, "commit": commit}
           if call is not None:
             row |= estimate(call, program.name, target, tpu_compiler, work, args.timeout)

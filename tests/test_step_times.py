@@ -3,10 +3,12 @@
 from pathlib import Path
 import time
 
+import jax
 import pytest
 
 from benchmarks import assumed_integers, sizes, step_times
 from tests.support import recorded
+from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.tuning import compiler, costs, estimate, programs
 
 # Each compiles in a second or two: a gradient, a sort, a cache, a kernel that fetches rows.
@@ -117,3 +119,15 @@ def test_steps_have_a_time_from_the_schedules_of_all_kernels(source):
   for row in found.rows:
     assert row.milliseconds and not any(kernel.is_bound for kernel in row.kernels), row.why
     assert row.milliseconds >= costs.least_ms(row.generation, row.flops, 0)
+
+
+def test_a_step_that_was_changed_is_compiled_again(tmp_path):
+  work, x = step_times.Work(tmp_path), jax.ShapeDtypeStruct((8,), "float32")
+  first, changed, same = (
+    jaxprs.for_one_device(calls.Call(function, (x,), {}))
+    for function in (lambda x: x + 1, lambda x: x + 2, lambda y: y + 1)
+  )
+  program = tpu.TpuProgram(b"", 0.0, 0, 0.0, tpu.MemoryPlan(0, 0, 0), b"")
+  work.write("step", "v6e", first, program)
+  assert work.read("step", "v6e", same) == program
+  assert work.read("step", "v6e", changed) is None and work.read("step", "v5e", first) is None
