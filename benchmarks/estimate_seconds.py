@@ -55,13 +55,14 @@ def estimate_all(call: calls.Call, targets: Sequence[str]) -> None:
 
 
 def seconds(work: Callable[[], Any]) -> dict[str, float]:
-  """Seconds of the clock, and of all processors that this process and its children took."""
+  """Seconds of the clock and of all processors, with those of children; the load at the end."""
   used = lambda: sum(
     sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
   )
   begin, used_before = time.perf_counter(), used()
   work()
-  return {"s": round(time.perf_counter() - begin, 1), "cpu_s": round(used() - used_before, 1)}
+  passed, busy = time.perf_counter() - begin, used() - used_before
+  return {"s": round(passed, 1), "cpu_s": round(busy, 1), "load": round(os.getloadavg()[0], 1)}
 
 
 def measure(way: str, source: str, targets: Sequence[str]) -> dict[str, float]:
@@ -128,7 +129,7 @@ def main() -> None:
     rows[name] = {"estimate": found}
     print(name, found, flush=True)
   about = {"machine": timing.machine(), "libtpu": tpu.libtpu_version(), "targets": args.targets}
-  timing.write({**about, "load": os.getloadavg()[0], "steps": rows}, args.out)
+  timing.write({**about, "steps": rows}, args.out)
   print(table({"steps": rows}))
 
 
