@@ -56,6 +56,19 @@ def test_the_verdict_names_the_dearest_module_its_line_and_what_bounds_it(tmp_pa
   assert html.escape(sentence) in _saved(_estimate(_step()), tmp_path)
 
 
+def test_the_verdict_names_the_dearest_line_where_no_module_has_as_much_time():
+  row = steps.row(
+    [
+      steps.kernel("copy.1", 1.0, scope="bgql,blgh->bgqh"),
+      steps.kernel("fusion.1", 3.0, operation="dot_general", where="step.py:36"),
+      steps.kernel("fusion.2", 2.0, operation="dot_general", where="step.py:36"),
+    ],
+    between=4.0,
+  )
+  (sentence,) = _estimate(row)._verdict()
+  assert "50% of it is dot_general, bound by products" in sentence and "step.py:36" in sentence
+
+
 def test_frames_are_as_wide_as_their_time_and_lie_inside_of_their_scope(tmp_path):
   (frames,) = _frames(_saved(_estimate(_step()), tmp_path))
   by_name = {(name, depth): (left, width, colour) for name, left, width, depth, colour in frames}

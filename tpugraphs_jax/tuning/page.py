@@ -133,23 +133,35 @@ def together(results: Sequence[Page]) -> Page:
 
 
 def verdict(step: Step) -> str:
-  """The time of a program, its dearest module, the line of that module, and what bounds it."""
+  """The time of a program, its dearest module or line, and what bounds it."""
   row = step.row
   if row.milliseconds is None:
     return f"{step.name}: no time, because {row.why}"
   interval = " ({:.3g} to {:.3g})".format(*row.interval) if row.interval else ""
   sentence = f"{step.name}: {row.milliseconds:.3g} ms{interval}."
   path, node = _dearest(_tree(row.kernels))
-  if not path:
+  kernels, line = list(node.all()) if path else [], _dearest_line(row.kernels)
+  name = _scope(path) if path else ""
+  if _sum(line) > _sum(kernels):  # code without modules has scopes of single operations
+    kernels, name = line, line[0].operation or line[0].name
+  if not kernels:
     return sentence
-  kernels = list(node.all())
   share, longest = _sum(kernels) / _length(row), max(kernels, key=_ms)
   bound = f", bound by {_bound(kernels)}" if _bound(kernels) else ""
   place = f", {longest.where}" if longest.where else ""
   return (
-    f"{sentence} {share:.0%} of it is {_scope(path)}{bound}; its longest kernel is "
+    f"{sentence} {share:.0%} of it is {name}{bound}; its longest kernel is "
     f"{longest.operation or longest.name}{place}."
   )
+
+
+def _dearest_line(kernels: Iterable[KernelCost]) -> list[KernelCost]:
+  """The kernels of one scope, operation and line with the most time; empty if none has a line."""
+  lines: dict[tuple[str, str, str], list[KernelCost]] = collections.defaultdict(list)
+  for kernel in kernels:
+    if kernel.where:
+      lines[kernel.scope, kernel.operation, kernel.where].append(kernel)
+  return max(lines.values(), key=_sum, default=[])
 
 
 def _bound(kernels: Iterable[KernelCost]) -> str:
