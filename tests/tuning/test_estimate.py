@@ -404,7 +404,7 @@ def test_a_dear_kernel_of_many_small_copies_is_told(simulated, size, is_told):
   kernel = program.KernelTime("gather.7", 1, cycles, hbm_bytes=moved, dmas=10_000, bound="memory")
   simulated(_simulated(kernels=(kernel,), milliseconds=cycles / 1.72e6, cycles=cycles))
   text = repr(estimate.estimate(step, 1.0, targets="v6e"))
-  assert ("in 10,000 copies of about 4,096 bytes" in text) == is_told
+  assert ("10,000 copies, each with about 4,096 bytes of traffic" in text) == is_told
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):

@@ -66,7 +66,7 @@ def test_the_verdict_names_the_dearest_line_where_no_module_has_as_much_time():
     between=4.0,
   )
   (sentence,) = _estimate(row)._verdict()
-  assert "50% of it is dot_general, bound by products" in sentence and "step.py:36" in sentence
+  assert "50% of it is dot_general, step.py:36, bound by products." in sentence
 
 
 def test_frames_are_as_wide_as_their_time_and_lie_inside_of_their_scope(tmp_path):

@@ -140,28 +140,28 @@ def verdict(step: Step) -> str:
   interval = " ({:.3g} to {:.3g})".format(*row.interval) if row.interval else ""
   sentence = f"{step.name}: {row.milliseconds:.3g} ms{interval}."
   path, node = _dearest(_tree(row.kernels))
-  kernels, line = list(node.all()) if path else [], _dearest_line(row.kernels)
-  name = _scope(path) if path else ""
-  if _sum(line) > _sum(kernels):  # code without modules has scopes of single operations
-    kernels, name = line, line[0].operation or line[0].name
+  line = max(by_line(row.kernels), key=_sum, default=[])
+  # Code without modules has scopes of single operations.
+  is_line = not path or _sum(line) > _sum(node.all())
+  kernels = line if is_line else list(node.all())
   if not kernels:
     return sentence
   share, longest = _sum(kernels) / _length(row), max(kernels, key=_ms)
   bound = f", bound by {_bound(kernels)}" if _bound(kernels) else ""
-  place = f", {longest.where}" if longest.where else ""
-  return (
-    f"{sentence} {share:.0%} of it is {name}{bound}; its longest kernel is "
-    f"{longest.operation or longest.name}{place}."
-  )
+  place = ", ".join(filter(None, (longest.operation or longest.name, longest.where)))
+  if is_line:
+    return f"{sentence} {share:.0%} of it is {place}{bound}."
+  return f"{sentence} {share:.0%} of it is {_scope(path)}{bound}; its longest kernel is {place}."
 
 
-def _dearest_line(kernels: Iterable[KernelCost]) -> list[KernelCost]:
-  """The kernels of one scope, operation and line with the most time; empty if none has a line."""
-  lines: dict[tuple[str, str, str], list[KernelCost]] = collections.defaultdict(list)
+def by_line(kernels: Iterable[KernelCost]) -> list[list[KernelCost]]:
+  """Groups of kernels of one scope, operation and line; a kernel without a line is alone."""
+  groups: dict[Any, list[KernelCost]] = {}
   for kernel in kernels:
-    if kernel.where:
-      lines[kernel.scope, kernel.operation, kernel.where].append(kernel)
-  return max(lines.values(), key=_sum, default=[])
+    has_time = kernel.milliseconds is not None
+    place = (kernel.operation, kernel.scope, kernel.where, kernel.is_bound, has_time)
+    groups.setdefault(place if kernel.where else kernel.name, []).append(kernel)
+  return list(groups.values())
 
 
 def _bound(kernels: Iterable[KernelCost]) -> str:

@@ -111,10 +111,9 @@ class Estimate(page.Page):
         )
       for kernel, ratio in _in_small_copies(row):
         yield (
-          f"{short}: {' '.join(filter(None, _place(kernel)))} moves "
-          f"{console.size(kernel.bytes_accessed)} in {kernel.dmas:,} copies of about "
-          f"{kernel.bytes_accessed // kernel.dmas:,} bytes, which takes {ratio:.1f} times what the "
-          "same bytes need at the peak of the device; an array that fits on the chip needs none"
+          f"{short}: {' '.join(filter(None, _place(kernel)))} starts {kernel.dmas:,} copies, each "
+          f"with about {_of_copy(kernel):,.0f} bytes of traffic; it takes {ratio:.1f} times what "
+          "its bytes and operations need at the peak of the device"
         )
       if formulas := [one.name for one in row.communication if one.why]:
         yield f"{short}: by a formula: {', '.join(formulas[:_NAMED])}"
@@ -190,9 +189,14 @@ def _far_from_work(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
 
 def _in_small_copies(row: TargetEstimate) -> list[tuple[costs.KernelCost, float]]:
   """Dear kernels whose time is that of many small copies, such as a gather of rows."""
-  is_small = lambda kernel: kernel.dmas and kernel.bytes_accessed < _SMALL * kernel.dmas
+  is_small = lambda kernel: kernel.dmas and _of_copy(kernel) < _SMALL
   found = [(kernel, ratio) for kernel, ratio in _dear(row) if ratio > _SLOW and is_small(kernel)]
   return found[:_NAMED]
+
+
+def _of_copy(kernel: costs.KernelCost) -> float:
+  """Bytes of traffic of a copy of a kernel, in the mean; one from HBM to HBM counts twice."""
+  return (kernel.bytes_accessed + kernel.vmem_bytes) / kernel.dmas
 
 
 _MEANINGS = {
@@ -261,7 +265,7 @@ def _kernels(row: TargetEstimate) -> Table:
   total = row.milliseconds or row.least_ms or 0.0
   cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
   by_time = bool(total)
-  lines = _by_line(row.kernels)
+  lines = sorted(map(_added_up, page.by_line(row.kernels)), key=_dearness, reverse=True)
   cells = []
   for kernel in lines[:_DEAREST]:
     part = kernel.milliseconds or 0.0 if by_time else kernel.cycles or 0
@@ -290,22 +294,15 @@ def _kernels(row: TargetEstimate) -> Table:
   return Table(head, cells, title)
 
 
-def _by_line(kernels: Sequence[costs.KernelCost]) -> list[costs.KernelCost]:
-  """Kernels with those of one operation and line added up, the dearest first."""
-  groups: dict[Any, list[costs.KernelCost]] = {}
-  for kernel in kernels:
-    has_time = kernel.milliseconds is not None
-    place = (kernel.operation, kernel.scope, kernel.where, kernel.is_bound, has_time)
-    groups.setdefault(place if kernel.where else kernel.name, []).append(kernel)
-  lines = [_added_up(group) for group in groups.values()]
-  return sorted(lines, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))[::-1]
+def _dearness(kernel: costs.KernelCost) -> tuple[float, int]:
+  return kernel.milliseconds or 0.0, kernel.cycles or 0
 
 
 def _added_up(group: Sequence[costs.KernelCost]) -> costs.KernelCost:
   """A kernel with the time of all, and what the dearest one says."""
   if len(group) == 1:
     return group[0]
-  first = max(group, key=lambda kernel: (kernel.milliseconds or 0.0, kernel.cycles or 0))
+  first = max(group, key=_dearness)
   add = lambda numbers: sum(number or 0 for number in numbers)
   spent = add(kernel.milliseconds for kernel in group)
   waited = add((kernel.stall or 0.0) * (kernel.milliseconds or 0.0) for kernel in group)
