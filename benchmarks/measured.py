@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import alexnet, own_quality, pages, timing
+from benchmarks import own_quality, pages, timing
 from tpugraphs_jax import metrics
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
@@ -59,6 +59,33 @@ def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
     "kendaltau": metrics.kendall_tau(scores, runtime),
     **{f"slowdown{k}": float(value) for k, value in slowdown.items()},
   }
+
+
+def one_hot_scores(data_root: str | Path, place: str) -> np.ndarray:
+  """Predicted ln(run time) `[C]` of AlexNet's configurations, from a linear fit to choices.
+
+  Args:
+    data_root: the released data.
+    place: of the predicted configurations, such as `valid/alexnet`; fitted are those of `train`.
+  """
+  train_, judged = (
+    npz.read_layout(Path(data_root, "layout/xla/default", f"{name}.npz"))
+    for name in ("train/alexnet", place)
+  )
+  assert (train_.configs.node_group == judged.configs.node_group).all()
+  choices = np.concatenate(
+    [graph.configs.rows[graph.configs.group_row] for graph in (train_, judged)]
+  )  # [configs, groups, 18]
+  numbers = [
+    np.unique(column, axis=0, return_inverse=True)[1].reshape(-1)
+    for column in choices.swapaxes(0, 1)
+  ]
+  design = np.concatenate([np.eye(column.max() + 1)[column] for column in numbers], axis=1)
+  known = len(train_.configs)
+  weights, *_ = np.linalg.lstsq(
+    design[:known], np.log(train_.configs.labels.astype(np.float64)), rcond=None
+  )
+  return design[known:] @ weights
 
 
 def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +199,7 @@ def main() -> None:
     }
     if "alexnet" in place:
       ways["one-hot fit to measured AlexNet"] = figures(
-        alexnet.one_hot_scores(args.data_root, place), runtime
+        one_hot_scores(args.data_root, place), runtime
       )
     results[name] = {"configs": len(runtime), "ways": ways}
     timing.write(results, args.out)

@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks import (
   accelerators,
-  alexnet,
   assumed_integers,
   best_of_k,
   device,
@@ -32,7 +31,6 @@ from benchmarks import (
   run_all,
   sizes,
   step_times,
-  systems,
   tune,
 )
 from tpugraphs_jax.leaderboard import race
@@ -42,17 +40,6 @@ BENCHMARKS = ROOT / "benchmarks"
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)
-_LAYOUTS = ("layout:xla:random", "layout:xla:default", "layout:nlp:random", "layout:nlp:default")
-_RANDOM, _CEILING = "random order", "ceiling (no noise)"
-_OFFICIAL = {
-  "tile:xla": "`EarlyJoinSAGE`, official settings",
-  **dict.fromkeys(_LAYOUTS, "`ResModel`, official settings"),
-}
-_RECOMMENDED = {
-  "tile:xla": "`EarlyJoinSAGE`, recommended settings",
-  **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings"),
-}
-_WHOLE = "`SAGE`, 3 epochs of 10"
 # Runs of the race on the front, with their collection.
 _RACE = argparse.Namespace(
   seeds=_SEEDS,
@@ -70,49 +57,12 @@ _FRONT = {
   "synthetic: `layout:nlp:random`": (_RACE, "layout:nlp:random"),
   "synthetic: `layout:nlp:default`": (_RACE, "layout:nlp:default"),
 }
-# Runs take 128 steps, one of the config's ten epochs, and are judged on 200 configurations of each
-# validation program.
-_EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
-_BESIDE = {
-  "`full`": "full",
-  "default": "gst_ed+segments.max_nodes=5000",
-  "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000",
-  "`gst_ed`": "gst_ed",
-}
-# Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
-# graphs of scale `full`.
-_LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
 
 
 def recorded(name: str) -> dict[str, Any]:
   """The figures in benchmarks/NAME.json, without the entry of the machine."""
   results = json.loads((BENCHMARKS / f"{name}.json").read_text())
   return {key: row for key, row in results.items() if key != "machine"}
-
-
-def tiles() -> str:
-  columns = {
-    "slowdown5": "slowdown of the best of 5",
-    "slowdown1": "slowdown of the first",
-    "opa": "OPA (mean over graphs)",
-  }
-  rows = recorded("quality")["tile:xla"]
-  return pages.table(
-    ["", *columns.values()],
-    [[name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()],
-  )
-
-
-def layouts() -> str:
-  rows = recorded("quality")
-  names = [_RANDOM, _OFFICIAL[_LAYOUTS[0]], _WHOLE, _RECOMMENDED[_LAYOUTS[0]], _CEILING]
-  return pages.table(
-    ["Kendall tau", *names],
-    [
-      [f"`{collection}`", *(pages.figure(rows[collection][name], "kendaltau") for name in names)]
-      for collection in _LAYOUTS
-    ],
-  )
 
 
 def front() -> str:
@@ -163,7 +113,7 @@ def front_measured() -> str:
     [
       label,
       pages.figure(trained[name], "alexnet"),
-      pages.percent(trained[name], alexnet.SLOWDOWN, digits=2),
+      pages.percent(trained[name], "slowdown1", digits=2),
       pages.figure(trained[name], "unet3d"),
     ]
     for label, name in fits.items()
@@ -210,94 +160,17 @@ def score_table_speed() -> str:
   )
 
 
-def race_table(collection: str) -> str:
-  """The race on a collection; the systems that have not run with all seeds are named below it."""
-  args, asked = argparse.Namespace(**vars(_RACE)), race.racing(collection)
-  args.systems = [
-    system
-    for system in asked
-    if all(race.row_path(args, collection, system, seed).exists() for seed in _SEEDS)
-  ]
-  text = systems.recorded(args, collection) if args.systems else ""
-  missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
-  return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
-
-
-def beside_default() -> str:
-  """Recorded runs of the default of layouts, of whole graphs and of smaller segments."""
-  lines = []
-  cases = [
-    *(("default", name, _EPOCH_STEPS) for name in _LAYOUTS),
-    *(("large", _LAYOUTS[0], steps) for steps in (_EPOCH_STEPS, 3 * _EPOCH_STEPS)),
-  ]
-  for folder, collection, steps in cases:
-    args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=steps)
-    source = collection.split(":")[1] if folder == "default" else folder
-    for name, system in _BESIDE.items():
-      paths = [race.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
-      if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
-        row = race.summarised(runs, collection)
-        more = f", {steps} steps" if steps > _EPOCH_STEPS else ""
-        lines.append(
-          [
-            f"`{collection}`",
-            f"{_LARGEST[source]:,}",
-            name + more,
-            pages.figure(row, "kendaltau"),
-            str(row["seeds"]),
-            f"{row['step_ms'] / 1e3:.2f} s",
-            f"{row['peak_mib']:,.0f} MiB",
-          ]
-        )
-  return pages.table(
-    [
-      "collection",
-      "nodes of the largest graph",
-      "variant",
-      "Kendall tau",
-      "seeds",
-      "CPU time of a step",
-      "peak memory",
-    ],
-    lines,
-  )
-
-
 def own(name: str, split: str) -> str:
   return own_quality.table(recorded(name)[split])
 
 
-def output_orders() -> str:
-  results = recorded("output_orders")
-  columns = {
-    "alexnet_tau_b": "AlexNet, tau-b",
-    "alexnet_tau": "AlexNet, tau of the ranking",
-    "unet3d_tau_b": "UNet3D, tau-b",
-    "unet3d_tau": "UNet3D, tau of the ranking",
-  }
-  return pages.table(
-    ["ranker", "integers of a node", *columns.values(), "CPU seconds of training"],
-    [
-      [name, integers, *(pages.figure(row, column) for column in columns), f"{row['train_s']:.0f}"]
-      for name in ("ResModel", "GraphSAGE", "score tables")
-      for features, integers in (("released", "18"), ("outputs", "6"))
-      if (row := results.get(f"{name}, {features}"))
-    ],
-  )
-
-
 TABLES: dict[str, Callable[[], str]] = {
   "front": front,
-  "tiles": tiles,
-  "layouts": layouts,
-  "output orders": output_orders,
   "best of k": lambda: best_of_k.table(recorded("best_of_k")),
-  "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
   "device": on_device,
   "compiled": lambda: accelerators.table(recorded("accelerators")),
   "segments by size": lambda: gst.table(recorded("results")["gst"]),
-  "default beside whole graphs": beside_default,
   "speed of score tables": score_table_speed,
   **{
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
@@ -334,11 +207,6 @@ TABLES: dict[str, Callable[[], str]] = {
     for split in own_quality.SPLITS
   },
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
-  **{
-    f"race {collection}": lambda collection=collection: race_table(collection)
-    for collection in systems.RACE
-  },
-  "race of released kernels": lambda: systems.recorded(_RELEASED, "tile:xla"),
 }
 
 

@@ -31,10 +31,10 @@ _TESTS = (
   "tests/rankers/test_config.py",
   "tests/data/test_features.py",
   "tests/test_optimizer.py",
-  "tests/train/test_step.py",
+  "tests/train/test_step.py::test_step_follows_the_formulas_of_loss_penalties_and_clipping",
   "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
   "tests/tuning/test_layouts.py",
-  "tests/tuning/test_training_loop.py",
+  "tests/tuning/test_training_loop.py::test_a_tuned_step_trains_as_the_plain_step",
   # The schedules of the oldest compiler are read, too.
   "tests/docs/test_tune_page.py::test_the_front_page_ranks",
   "tests/docs/test_tune_page.py::test_the_front_page_tunes_for_a_tpu_target",

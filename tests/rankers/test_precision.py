@@ -1,7 +1,8 @@
 """Every product of a step has the precision that the config asks for.
 
 Processors compute in float32 whatever the precision: only the lowered step shows it.
-`tests/run/test_presets.py` has the steps of the other presets.
+`tests/run/test_presets.py` has the steps of the other presets, `tools/compilers.py` those of tiles,
+late joins, whole programs, `gst_ed` and tables.
 """
 
 from __future__ import annotations
@@ -13,16 +14,8 @@ from benchmarks import ranker_steps
 from tests.support import parts
 
 VARIANTS = [
-  ("tile", ""),
-  ("tile", "recommended"),
-  ("tile", "LateJoinResGCN"),
   ("tile", "MLP"),
-  ("layout", "full"),
-  ("layout", "official"),
   ("layout", "gst"),
-  ("layout", "gst_ed"),
-  ("layout", "tables"),
-  ("layout", "own,recommended"),
   ("layout", "preset=gst"),
   ("layout", "preset=seventh"),
 ]

@@ -1,6 +1,6 @@
 """Training steps of flax, nnx, modules as Equinox has them, scans, graphs and meshes.
 
-Run as a script it applies saved layouts to each step and prints, as JSON, what changed.
+Run as a script it trains each step with saved layouts and prints, as JSON, its losses.
 """
 
 from collections.abc import Callable
@@ -275,36 +275,32 @@ EXAMPLES = {
 }
 
 
-def losses(make, step_of):
-  """The losses of ten steps of a new example, by a function of its step."""
+def trained(make, step_of):
+  """Losses of ten steps of an example, by a function of its step, and the compiled step.
+
+  Of a compiled step the aliased bytes and the number of collectives.
+  """
   example = make()
-  step, args, found = step_of(example.step), example.args, []
-  for _ in range(STEPS):
-    args, loss = example.after(args, step(*args))
-    found.append(float(loss))
-  return found
-
-
-def compiled(step, args):
-  """Aliased bytes and the number of collectives of a compiled step."""
+  step, args, losses = step_of(example.step), example.args, []
   lowered = step.lower(*args)
   program = getattr(lowered, "lowered", lowered).compile()  # nnx and Equinox wrap it
-  text = program.as_text()
-  return program.memory_analysis().alias_size_in_bytes, {
-    name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in _COLLECTIVES
-  }
+  text, aliased = program.as_text(), program.memory_analysis().alias_size_in_bytes
+  for _ in range(STEPS):
+    args, loss = example.after(args, step(*args))
+    losses.append(float(loss))
+  return (
+    losses,
+    aliased,
+    {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in _COLLECTIVES},
+  )
 
 
 def main(folder, *names):
-  """Prints losses and compiled programs of the plain step and of the step with saved layouts."""
+  """Prints what `trained` gives of each step with saved layouts."""
   found = {}
   for name in names:
-    make, path = EXAMPLES[name], pathlib.Path(folder) / f"{name}.json"
-    ways = {"plain": lambda step: step, "applied": lambda step: tpugraphs_jax.apply(step, path)}
-    found[name] = {
-      way: (losses(make, step_of), *compiled(step_of(make().step), make().args))
-      for way, step_of in ways.items()
-    }
+    path = pathlib.Path(folder) / f"{name}.json"
+    found[name] = trained(EXAMPLES[name], lambda step: tpugraphs_jax.apply(step, path))
   print(json.dumps(found))
 
 

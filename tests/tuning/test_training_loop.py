@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,7 +16,6 @@ import tpugraphs_jax
 from tpugraphs_jax.tuning import measure
 from tpugraphs_jax.tuning.problem import Problem
 
-_DEVICES = 8
 # Layouts change the order in which sums are rounded: ten steps of Adam or of gradient descent.
 _ROUNDING = 1e-5
 
@@ -37,20 +37,24 @@ def tuned():
     yield tune
 
 
+@functools.cache
+def plain(name):
+  """Losses of the plain step, and what it compiles to."""
+  return training_steps.trained(training_steps.EXAMPLES[name], lambda step: step)
+
+
 @pytest.mark.parametrize("name", training_steps.EXAMPLES)
 def test_a_tuned_step_trains_as_the_plain_step(tuned, name):
   if name == "equinox" and not importlib.util.find_spec("equinox"):
     pytest.skip("needs equinox")
-  make, found = training_steps.EXAMPLES[name], tuned(name)
+  found, (expected, *compiled) = tuned(name), plain(name)
   assert not found.keeps_default
-  expected = training_steps.losses(make, lambda step: step)
   assert expected[-1] < expected[0]
-  losses = training_steps.losses(make, lambda step: found.function)
-  np.testing.assert_allclose(losses, expected, rtol=_ROUNDING)
-  plain, other = (
-    training_steps.compiled(step, make().args) for step in (make().step, found.function)
+  losses, *other = training_steps.trained(
+    training_steps.EXAMPLES[name], lambda step: found.function
   )
-  assert other == plain
+  np.testing.assert_allclose(losses, expected, rtol=_ROUNDING)
+  assert other == compiled
 
 
 def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
@@ -60,7 +64,7 @@ def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
   for name in names:
     tuned(name).save(tmp_path / f"{name}.json")
   inherited = os.environ["XLA_FLAGS"]  # compile quickly
-  flags = f"{inherited} --xla_force_host_platform_device_count={_DEVICES}"
+  flags = f"{inherited} --xla_force_host_platform_device_count={jax.device_count()}"
   found = subprocess.run(
     [sys.executable, "-m", training_steps.__name__, str(tmp_path), *names],
     env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
@@ -70,7 +74,7 @@ def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
   )
   told = json.loads(found.stdout)
   assert list(told) == names
-  for name, ways in told.items():
-    (expected, *plain), (losses, *applied) = ways["plain"], ways["applied"]
+  for name, (losses, *applied) in told.items():
+    expected, *compiled = plain(name)
     np.testing.assert_allclose(losses, expected, rtol=_ROUNDING, err_msg=name)
-    assert applied == plain, name
+    assert applied == compiled, name
