@@ -22,15 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "TPUGRAPHS_COMPILERS_PYTHON"
-_FAMILIES = (
-  "tile, small",
-  "SAGE, small",
-  "tables, small",
-  "own, small",
-  "late join, small",
-  "ResModel, small",
-  "gst_ed, small",
-)
+_FAMILIES = ("tile, small", "SAGE, small", "tables, small", "ResModel, small", "gst_ed, small")
 _STEPS = [*(f"{case}/train" for case in _FAMILIES), *(f"{case}/score" for case in _FAMILIES[:3])]
 # Targets, devices (0: as usual) and steps, each in a process. Two share a processor of two cores.
 # The eight cores of a TPU v3 add up gradients as eight GPUs do.

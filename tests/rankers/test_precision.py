@@ -1,8 +1,8 @@
 """Every product of a step has the precision that the config asks for.
 
 Processors compute in float32 whatever the precision: only the lowered step shows it.
-`tests/run/test_presets.py` has the steps of the other presets, `tools/compilers.py` those of tiles,
-late joins, whole programs, `gst_ed` and tables.
+`tests/run/test_presets.py` has the steps of the other presets, `tools/compilers.py` those of
+`EarlyJoinSAGE`, `SAGE`, `ResModel`, `gst_ed` and tables.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from benchmarks import ranker_steps
 from tests.support import parts
 
 VARIANTS = [
+  ("tile", "LateJoinResGCN"),
   ("tile", "MLP"),
   ("layout", "gst"),
+  ("layout", "own,recommended"),
   ("layout", "preset=gst"),
   ("layout", "preset=seventh"),
 ]

@@ -1,5 +1,6 @@
 """The collections of own programs in the repository: contents, and that they can be made anew."""
 
+import functools
 import importlib.metadata
 
 import jax
@@ -23,8 +24,7 @@ _AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compil
 _CONFIGS = 4
 
 
-def record_of(path):
-  return label_file.collected(path)
+record_of = functools.cache(label_file.collected)
 
 
 def families(paths):
@@ -70,31 +70,25 @@ def test_programs_have_their_labels_beside_them(collection):
     assert record["source"].startswith("examples/programs/"), path
 
 
-def _of_v3(path):
-  """The file of the same program with labels of TPU v3."""
-  collection = path.parents[1].name.removesuffix("_v6e")
-  return _OWN / collection / path.parent.name / path.name
-
-
 def test_programs_are_labelled_anew_by_split_and_size():
   requests = label_own.requests("v6e", "out/own")
   files = [
     _OWN / request.collection.rpartition(":")[2] / request.split / f"{request.name}.npz"
     for request in requests
   ]
-  assert set(files) >= set(_NEWER["v6e"])
-  assert len(files) == len(set(files)) == len(label_own.requests("v3", "out/own"))
+  collections = ("outputs", "blocks", "kept_out")
+  of_v3 = {path for name in collections for path in _OWN.joinpath(name).glob("*/*.npz")}
+  v3 = [
+    path.parents[2] / path.parents[1].name.removesuffix("_v6e") / path.parent.name / path.name
+    for path in files
+  ]
+  assert set(v3) == of_v3 and len(v3) == len(of_v3) and set(files) >= set(_NEWER["v6e"])
   assert [request.split for request in requests] == sorted(
     (path.parent.name for path in files), key=["test", "valid", "train"].index
   )
-  tests = [path for path in files if "test" in path.parts]
-  sizes = [len(npz.read_structure(_of_v3(path), "layout")[1]) for path in tests]
+  sizes = [len(npz.read_structure(path, "layout")[1]) for path in v3 if "test" in path.parts]
   assert sizes == sorted(sizes)
   assert all(request.source.startswith("examples/programs/") for request in requests)
-  tests = label_own.requests("v3", "out/own", ["test"])
-  assert {request.collection for request in tests} == {
-    f"layout:own:{name}" for name in ("outputs", "blocks", "kept_out")
-  }
 
 
 @recorded.needs_libtpu
