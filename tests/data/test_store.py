@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import os
+from pathlib import Path
 import pickle
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -372,6 +375,66 @@ def test_malformed_file_can_be_skipped_by_name(tmp_path, caplog):
   folders = _ensure(tmp_path, skip_bad_files=True)
   assert [folder.name for folder in folders] == ["g0", "g2"]
   assert f"skipped {split / 'g1.npz'}" in caplog.text
+
+
+# Files of another user
+
+
+def _build_as_nobody(arguments, said):
+  """Builds a store as a user without the rights of root."""
+  codecs.lookup("cp437")  # names of archives, by a module that root may read
+  commands.redirect(said, said)
+  if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+  sys.exit(store.main(["build", "--workers", "1", *arguments]))
+
+
+@pytest.fixture
+def foreign():
+  """A folder that the user may enter and read; tests take rights away from its parts."""
+  folder = Path(tempfile.mkdtemp())  # `tmp_path` lies in a folder that nobody else may enter
+  folder.chmod(0o755)
+  _write_split(folder, count=2)
+  yield folder
+  for path in (folder, *folder.glob("**")):
+    path.chmod(0o755)
+  shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+  "taken, mode, message",
+  [
+    (
+      "",
+      0o555,
+      "cannot write the store {}/store/layout/nlp/random/valid (Permission denied); name",
+    ),
+    ("layout/nlp/random/valid", 0, "{}/layout/nlp/random/valid: Permission denied: check"),
+    ("layout/nlp", 0, "{}/layout/nlp/random/valid: Permission denied: check"),
+    ("layout/nlp/random/valid/g1.npz", 0, "{}/layout/nlp/random/valid/g1.npz: Permission denied"),
+    ("store/layout/nlp/random/valid", 0o555, "cannot write the store {}/store/layout/nlp/random"),
+    ("store/layout/nlp/random/valid/g1", 0, "{}/store/layout/nlp/random/valid/g1"),
+    ("store/layout/nlp/random/valid/g1/meta.json", 0, "g1/meta.json: Permission denied: check its"),
+  ],
+)
+def test_a_store_of_another_user_is_told_in_one_line(foreign, tmp_path, taken, mode, message):
+  if taken.startswith("store"):
+    _ensure(foreign)
+    npz.write_layout(foreign / "layout/nlp/random/valid/g0.npz", _layout_graph(7))
+  elif taken:
+    (foreign / "store").mkdir()
+    (foreign / "store").chmod(0o777)
+  (foreign / taken).chmod(mode)
+  arguments = ["--data_root", str(foreign), "--collection", _COLLECTION, "--split", "valid"]
+  said = tmp_path / "said"
+  process = commands.server().Process(target=_build_as_nobody, args=(arguments, said))
+  process.start()
+  process.join()
+  assert process.exitcode == 2
+  (line,) = (line for line in said.read_text().splitlines() if line.startswith("error: "))
+  assert message.format(foreign) in line
 
 
 # Machines of a cluster

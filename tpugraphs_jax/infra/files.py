@@ -158,7 +158,12 @@ def visible(folder: Path, pattern: str) -> list[Path]:
 
   A hidden path, in which a name begins with a dot, does not match: tools and file systems make such
   files, as macOS makes `._graph.npz`. One line per folder says that it has hidden files.
+
+  Raises:
+    PermissionError: the folder cannot be read.
   """
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder):
+    pass  # `glob` finds nothing in a folder that it is not allowed to read, and says nothing
   paths = sorted(folder.glob(pattern))
   shown = [path for path in paths if not is_hidden(path.relative_to(folder).as_posix())]
   if len(shown) < len(paths):

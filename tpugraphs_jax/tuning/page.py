@@ -151,7 +151,9 @@ def verdict(step: Step) -> str:
   place = ", ".join(filter(None, (longest.operation or longest.name, longest.where)))
   if is_line:
     return f"{sentence} {share:.0%} of it is {place}{bound}."
-  return f"{sentence} {share:.0%} of it is {_scope(path)}{bound}; its longest kernel is {place}."
+  part = _ms(longest) / _length(row)
+  in_it = f"the longest kernel there, {part:.0%} of the step, is {place}"
+  return f"{sentence} {share:.0%} of it is {_scope(path)}{bound}; {in_it}."
 
 
 def by_line(kernels: Iterable[KernelCost]) -> list[list[KernelCost]]:
@@ -296,7 +298,7 @@ class _Flame:
     words.append(longest.where if len(kernels) == 1 else "")
     if len(kernels) > 1:
       place = " ".join(filter(None, (longest.operation or longest.name, longest.where)))
-      words.append(f"{len(kernels)} kernels, the longest {place}")
+      words.append(f"{len(kernels)} kernels, the longest {_ms(longest):.4g} ms: {place}")
     return {
       "name": name,
       "left": round(100 * left / self._length, 5),
