@@ -215,7 +215,7 @@ def simulate(measured: Measured, tpu_compiler: compiler.Compiler) -> dict[str, A
   unfitted = 1e3 * row.milliseconds / times if row.milliseconds else None
   if measured.is_fitted:
     module = proto.parse_module(made.module, where=measured.name)
-    link = dataclasses.replace(chip.link, start=chip.start + chip.wait, **_UNFITTED)
+    link = dataclasses.replace(chip.link, start=chip.wait, **_UNFITTED)
     other = dataclasses.replace(chip, link=link)
     simulation = mesh.Simulation(module, made.schedules, row.generation, devices)
     unfitted = 1e3 * (simulation.time(other).milliseconds or 0.0) / times or None

@@ -89,6 +89,15 @@ def test_dmas_to_the_hbm_and_beside_others_of_the_other_direction_are_slower(fir
   assert cost(*lines, chip=slow).stall == lasts + CHIP.latency - 2
 
 
+@pytest.mark.parametrize("first, second", [(30, 100), (100, 30), (100, 100)])
+def test_only_as_many_bytes_are_slower_as_are_on_their_way_in_the_other_direction(first, second):
+  slow = CHIP.__class__(**vars(CHIP) | {"mixed": 0.5})
+  lines = [_dma(first, 1), _dma(second, 2, "vmem_to_hbm"), _dma(10, 3), _wait(10, 3)]
+  met = min(first, second) + min(10, second)  # the last one meets the second once more
+  lasts = first + second + 10 + met
+  assert cost(*lines, chip=slow).stall == lasts + CHIP.latency - 3
+
+
 def test_a_dma_after_one_of_the_other_direction_is_not_slower():
   slow = CHIP.__class__(**vars(CHIP) | {"mixed": 0.5})
   lines = _dma(10, 1), _wait(10, 1), _dma(100, 2, "vmem_to_hbm"), _wait(100, 2)
@@ -112,9 +121,25 @@ def test_a_check_that_a_flag_is_clear_at_the_end_costs_its_bundles_alone():
   assert cost(*lines, *check).cycles == cost(*lines).cycles + len(check)
 
 
-def test_starting_a_dma_takes_the_core_its_cycles():
+@pytest.mark.parametrize("between, waits", [(0, 6), (3, 3), (6, 0), (20, 0)])
+def test_a_dma_is_started_some_cycles_after_the_one_before(between, waits):
   busy = CHIP.__class__(**vars(CHIP) | {"start": 7.0})
-  assert cost(_dma(1, 1), EMPTY, chip=busy).cycles == 2 + 7
+  found = cost(_dma(1, 1), *[EMPTY] * between, _dma(1, 1), EMPTY, chip=busy)
+  assert (found.cycles, found.stall) == (between + 3 + waits, 0)
+
+
+def test_a_dma_to_the_hbm_has_a_latency_of_its_own():
+  chip = CHIP.__class__(**vars(CHIP) | {"latency_written": 3.0})
+  for code, latency in (("hbm_to_vmem", 10), ("vmem_to_hbm", 3), ("hbm_to_hbm", 10)):
+    twice = 2 if code == "hbm_to_hbm" else 1
+    assert cost(_dma(50, 1, code), _wait(50, 1), chip=chip).stall == 50 * twice + latency - 1
+
+
+@pytest.mark.parametrize("traces, waits", [(1, 0), (1023, 0), (1024, 0), (1500, 4 * 476 - 1500)])
+def test_events_for_a_profiler_bound_a_kernel_that_writes_many(traces, waits):
+  slow = CHIP.__class__(**vars(CHIP) | {"trace": 4.0})
+  lines = ["%1 = vtrace 2415919104"] * traces
+  assert cost(*lines, chip=slow).cycles == traces + waits
 
 
 def test_a_wait_takes_the_core_its_cycles_although_the_dma_has_arrived():

@@ -101,6 +101,7 @@ class Bundle:
     is_empty: whether it has no operation at all.
     products: number of a matrix unit, and the rows that it takes, for each product.
     predicates: numbers of the values on which its operations depend, vector operations too.
+    traces: events that it writes for a profiler.
   """
 
   operations: tuple[Operation, ...]
@@ -112,6 +113,7 @@ class Bundle:
   products: tuple[tuple[int, int], ...] = ()
   predicates: frozenset[int] = frozenset()
   ends: tuple[int, ...] = ()
+  traces: int = 0
 
 
 _START = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *>* *\{", re.MULTILINE)
@@ -143,6 +145,7 @@ _VECTOR_RESULTS = ("v", "vm")
 _IGNORED = re.compile(
   r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.?rngseed|spush\.sccf"
 )
+_TRACE = "vtrace"
 _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
 _SCALAR_OF_VECTORS = ("vsync", "vwait", "vdelay")
@@ -183,7 +186,7 @@ def _bundle(text: str, pushed: frozenset[int]) -> Bundle:
   regions, ends = (
     (tuple(map(int, mark.findall(text))) if "region" in text else ()) for mark in (_REGION, _END)
   )
-  operations, units, products, delay = [], [0, 0, 0], [], 0
+  operations, units, products, delay, traces = [], [0, 0, 0], [], 0, 0
   for part in text.split(";;"):
     match = _OPERATION.match(part)
     if match is None:
@@ -191,6 +194,7 @@ def _bundle(text: str, pushed: frozenset[int]) -> Bundle:
     code, rest = match[4], match[5]
     kind = _kind(code)
     if kind.is_ignored or _NEVER.match(rest):
+      traces += code == _TRACE
       continue
     if kind.is_delay:
       delay += _delay(rest)
@@ -217,6 +221,7 @@ def _bundle(text: str, pushed: frozenset[int]) -> Bundle:
     products=tuple(products),
     predicates=frozenset(predicates),
     ends=ends,
+    traces=traces,
   )
 
 

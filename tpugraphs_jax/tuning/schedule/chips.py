@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-VERSION = 5  # of the simulator; another one where programs get other times from the same constants
+VERSION = 6  # of the simulator; another one where programs get other times from the same constants
 CONSTANTS = Path(__file__).with_name("constants.json")
 
 
@@ -47,11 +47,14 @@ class Chip:
     bandwidth: peak of the HBM of one core, bytes a second.
     share: of the peak that DMAs reach.
     written: part of that which DMAs to the HBM reach.
-    mixed: part of that which a DMA reaches while one in the other direction is on its way.
-    latency: cycles between the last byte of a DMA and its arrival.
-    start: cycles that the core needs to start a DMA.
+    mixed: part of that which a DMA reaches for as many bytes as are on their way in the other
+      direction.
+    latency: cycles between the last byte of a DMA from the HBM and its arrival.
+    latency_written: the same for a DMA to the HBM.
+    start: cycles between the starts of two DMAs, at least.
     wait: cycles that the core needs to await a DMA, also one that has arrived.
     vmem: bytes a cycle of DMAs that stay on the chip.
+    trace: cycles in which an event for a profiler is written.
     granule: bytes of the unit in which DMAs count.
     slots: cycles after a branch whose bundles still run.
     rows: that a matrix unit takes in a cycle.
@@ -70,9 +73,11 @@ class Chip:
   written: float
   mixed: float
   latency: float
+  latency_written: float
   start: float
   wait: float
   vmem: float
+  trace: float
   granule: int
   slots: int
   rows: float

@@ -60,7 +60,9 @@ class Dmas:
   def __init__(self, chip: Chip, busy: float = 0.0):
     self._chip = chip
     self._free = busy
-    self._ends = [0.0, 0.0]  # when the last DMA from and the last one to the HBM is through
+    # Of DMAs from and of DMAs to the HBM: when the last one is through, and the bytes on their way
+    # that none in the other direction has met.
+    self._ends, self._unmet = [0.0, 0.0], [0, 0]
     self.hbm_bytes = self.chip_bytes = self.count = 0
     self.last = 0.0
     self.flags: dict[int, Flag] = {}
@@ -79,18 +81,27 @@ class Dmas:
     self.count += 1
     times = spaces.count("hbm")
     if times:
-      self.hbm_bytes += times * moved
-      direction = spaces.index("hbm")
-      is_mixed = times == 2 or self._ends[1 - direction] > now
-      rate = chip.rate(is_written=direction == 1, is_mixed=is_mixed)
-      self._free = self._ends[direction] = max(now, self._free) + times * moved / rate
-      arrival = self._free + chip.latency
+      arrival = self._move(now, times * moved, spaces.index("hbm"), is_both=times == 2)
     else:
       self.chip_bytes += moved
       arrival = now + moved / chip.vmem
     self.last = max(self.last, arrival)
     self.flags.setdefault(flag, Flag()).arrivals.append((arrival, size))
     return moved
+
+  def _move(self, now: float, size: int, direction: int, *, is_both: bool) -> float:
+    """Moves bytes behind all others; returns when they have arrived."""
+    self.hbm_bytes += size
+    self._unmet = [left if end > now else 0 for left, end in zip(self._unmet, self._ends)]
+    met = size if is_both else min(size, self._unmet[1 - direction])
+    if not is_both:
+      self._unmet[1 - direction] -= met
+      self._unmet[direction] += size
+    is_written = direction == 1
+    cycles = met / self._chip.rate(is_written=is_written, is_mixed=True)
+    cycles += (size - met) / self._chip.rate(is_written=is_written, is_mixed=False)
+    self._free = self._ends[direction] = max(now, self._free) + cycles
+    return self._free + (self._chip.latency_written if is_written else self._chip.latency)
 
   def arrive(self, flag: int, time: float, size: int) -> None:
     """Lets a flag count granules that another core sent."""

@@ -95,6 +95,7 @@ class Block:
     units: vector operations of each unit.
     branches: those whose bundle the block has.
     following: the block after this one; None after the last.
+    traces: events that it writes for a profiler.
   """
 
   segments: tuple[tuple[tuple[Step, ...], Effect | None, int], ...]
@@ -104,6 +105,7 @@ class Block:
   units: tuple[int, ...]
   branches: tuple[Branch, ...]
   following: int | None
+  traces: int
 
   def lasts(self, chip: Chip) -> int:
     """Cycles without waits: a block lasts until its products are done.
@@ -279,9 +281,12 @@ class Schedule:
     if steps:
       segments.append((tuple(steps), None, cycles))
     units = tuple(map(sum, zip(*(bundle.units for bundle in self._bundles[start:end]))))
+    traces = sum(bundle.traces for bundle in self._bundles[start:end])
     bundles = end - start
     products = self._products(start, end)
-    return Block(tuple(segments), cycles + waits, products, bundles, units, branches, following)
+    return Block(
+      tuple(segments), cycles + waits, products, bundles, units, branches, following, traces
+    )
 
   def _products(self, start: int, end: int) -> tuple[tuple[int, int, int], ...]:
     """`Block.products` of some bundles."""

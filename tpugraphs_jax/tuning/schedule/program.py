@@ -462,7 +462,7 @@ class Run:
       arrival = now + moved / self._chip.vmem
       self._record(now, arrival, DMA, code, moved)
       self._flag(flag).arrivals.append((arrival, size))
-    return self._chip.start
+    return 0.0  # a program starts few
 
   def _move(self, now: float, free: float | None = None) -> None:
     """Moves the bytes of copies until now.
