@@ -49,7 +49,9 @@ def test_a_notebook_runs_from_any_folder(path, tmp_path):
   assert ended.returncode == 0, ended.stderr[-3000:]
   found, stored = code_cells(tmp_path / "done.ipynb"), code_cells(path)
   for now, then in zip(found, stored, strict=True):
-    # As many lines of output, up to 3: numbers, dates and seconds differ.
+    # As many lines of output, up to 3: dates and seconds differ.
     lines = lambda cell: len(text_of(cell).splitlines())
     assert abs(lines(now) - lines(then)) <= 3
+    qualities = lambda cell: list(map(float, re.findall(r"-?\d\.\d{4}\b", text_of(cell))))
+    assert qualities(now) == pytest.approx(qualities(then), abs=0.02)
   assert {entry.name for entry in tmp_path.iterdir()} == {"out", "done.ipynb"}
