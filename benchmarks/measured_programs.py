@@ -582,7 +582,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
       f"{row['written']:.0%}",
       f"{row['mixed']:.0%}",
       f"{row['rows']:.2f}",
-      f"{row['latency']:.0f}",
+      f"{row['latency']:.0f}, {row['latency_written']:.0f}",
       f"{row['start']:.0f}",
       f"{row['wait']:.0f}",
       f"{row['error']:.1%}",
@@ -594,8 +594,8 @@ def constants_table(found: Mapping[str, Any]) -> str:
   ]
   head = ["TPU", "clock, GHz", "share of HBM", "written", "mixed", "rows a cycle"]
   head += [
-    "latency, cycles",
-    "start, cycles",
+    "latency from and to the HBM, cycles",
+    "between starts, cycles",
     "wait, cycles",
     "largest median error of a source",
     "mean error of sources left out",
