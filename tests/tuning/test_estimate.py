@@ -519,6 +519,26 @@ def test_a_loop_that_the_compiler_made_and_its_kernels_have_the_operation_and_li
   assert "a loop of 40 steps of scatter-add model.py:12" in repr(found)
 
 
+def test_the_control_of_a_loop_that_the_compiler_made_is_a_row_of_its_operation(
+  compiled, monkeypatch
+):
+  nodes, computations = _loop(1, 40, _node("copy", 1, cycles=1000, shape=_LARGE))
+  nodes[1].metadata.op_name, nodes[1].metadata.source_line = "jit(f)/scatter-add", 12
+  compiled(_program(*nodes, callees=computations))
+  clock = chips.chips()["tpu:v6e"].clock
+  kernels = (program.KernelTime("copy.1", 40, 0.25e-3 * clock, after=0.5e-3 * clock),)
+  ran = program.ProgramTime(1.0, "", 1e-3 * clock, 0.75e-3 * clock, 0.0, kernels, 0)
+  monkeypatch.setattr(program, "simulate", lambda *_, **__: ran)
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  loop, kernel = row.kernels
+  assert (loop.operation, loop.where, loop.calls) == ("loop of scatter-add", "model.py:12", 40)
+  assert (loop.milliseconds, kernel.milliseconds) == pytest.approx((0.5, 0.25))
+  assert loop.is_loop and not kernel.is_loop
+  assert sum(row.groups.values()) == pytest.approx(row.milliseconds)
+  text = repr(estimate.estimate(step, targets="v6e"))
+  assert "50% of it is loop of scatter-add, model.py:12, bound by loop overhead" in text
+
+
 def test_shares_of_kernels_and_the_rest_sum_to_all(simulated):
   simulated(_simulated())
   lines = repr(estimate.estimate(step, 1.0, targets="v6e")).splitlines()

@@ -6,7 +6,7 @@ The time comes from the final schedules of the program's kernels (`schedule`).
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import re
@@ -33,7 +33,7 @@ from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
 from tpugraphs_jax.tuning.schedule import chips, ici, mesh, program
-from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
+from tpugraphs_jax.tuning.schedule.kernel import MEMORY, OVERHEAD, PRODUCTS
 
 BETWEEN = "between kernels"
 # What the compiler says of a program whose memory does not fit: "Used 33.78G of 31.25G hbm".
@@ -89,6 +89,8 @@ class KernelCost:
       instructions inside. Of a copy of the compiler's own, which has no name, those of its operand.
     is_bound: whether its time is a lower bound: its bytes and operations at the peak of the device,
       or the compiler's cycles.
+    is_loop: whether it is no kernel but the control of a loop that the compiler made, and the waits
+      in it.
     why: why it has no time of its own.
   """
 
@@ -110,6 +112,7 @@ class KernelCost:
   move: moves.Move | None = None
   operations: tuple[Operation, ...] = ()
   is_bound: bool = False
+  is_loop: bool = False
   why: str = ""
 
 
@@ -480,15 +483,49 @@ class _Kernels:
     Args:
       calls: of all kernels by name.
     """
+    found = self._made(calls)
+    return tuple((operation(node, self._module), steps) for node, steps, _ in found)
+
+  def controls(self, kernels: Sequence[program.KernelTime], clock: float) -> list[KernelCost]:
+    """The control of the loops that the compiler made, and the waits in them.
+
+    Args:
+      kernels: of the program.
+      clock: cycles a second.
+    """
+    calls = {timed.name: timed.calls for timed in kernels}
+    after = {timed.name: timed.after for timed in kernels}
     found = []
+    for node, steps, inside in self._made(calls):
+      kernel = self.described(node.name)
+      milliseconds = 1e3 * sum(after.get(name, 0.0) for name in inside) / clock
+      if not milliseconds:
+        continue
+      found.append(
+        dataclasses.replace(
+          kernel,
+          operation=f"loop of {kernel.operation}",
+          shape="",
+          calls=steps,
+          milliseconds=milliseconds,
+          bound=OVERHEAD,
+          is_loop=True,
+        )
+      )
+    return found
+
+  def _made(
+    self, calls: Mapping[str, float]
+  ) -> Iterator[tuple[proto.HloInstructionProto, float, list[str]]]:
+    """Loops that the compiler made: the instruction, the steps, and the instructions inside."""
     for node in self._nodes.values():
       made_of = names.operation(node.metadata.op_name)
       if node.opcode == "while" and made_of and not made_of.startswith(_LOOPS):
         bodies = [self._computations[id] for id in node.called_computation_ids]
         inside = [inner.name for body in bodies for inner in body.instructions]
         steps = max((calls.get(name, 0) for name in inside), default=0)
-        found += [(operation(node, self._module), steps)] * (steps > 1)
-    return tuple(found)
+        if steps > 1:
+          yield node, steps, inside
 
   def conditionals(self) -> int:
     """How many conditionals the program has; others are the compiler's own."""
@@ -546,6 +583,7 @@ def _by_schedule(
   groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall - simulated.link_stall)
   groups[mesh.LINKS] += to_ms(simulated.link_stall)
   groups[MEMORY] += to_ms(simulated.copy_stall)
+  kernels += named.controls(simulated.kernels, chip.clock)
   counted = sum(kernel.bytes_accessed for kernel in named.counted.values())
   beside = (row.bytes_accessed or 0) - counted
   row = dataclasses.replace(

@@ -218,7 +218,7 @@ class TpuEstimate(Label):
         "operations": kernel.operations,
       }
       for kernel in row.kernels
-      if kernel.milliseconds is not None and not kernel.is_bound
+      if kernel.milliseconds is not None and not (kernel.is_bound or kernel.is_loop)
     ]
     return {"milliseconds": row.milliseconds, "kernels": kernels}
 

@@ -281,7 +281,7 @@ def _kernels(row: TargetEstimate) -> Table:
         kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
       ]
     )
-  every = f"{len(row.kernels)} kernels"
+  every = f"{sum(not kernel.is_loop for kernel in row.kernels)} kernels"
   of = every if len(lines) == len(row.kernels) else f"{len(lines)} lines with {every}"
   title = f"{row.target}: the {len(cells)} dearest of {of}"
   if by_time:  # shares sum to 100 %

@@ -96,6 +96,8 @@ def test_calls_take_their_cycles_one_after_the_other():
   assert time.milliseconds == 1e3 * time.cycles / CHIP.clock
   assert [(row.name, row.calls, row.cycles) for row in time.kernels] == [("a", 2, 6), ("b", 1, 1)]
   assert time.between == 3
+  # The call of the next kernel lies between two kernels; what follows the last one counts for none.
+  assert {row.name: row.after for row in time.kernels} == {"a": 1, "b": 1}
 
 
 def test_equal_kernels_share_a_schedule_and_others_have_no_time():

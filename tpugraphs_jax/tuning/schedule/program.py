@@ -7,6 +7,7 @@ and copies that run beside the computation their time.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
@@ -72,6 +73,7 @@ class KernelTime:
     bound: `products`, `vector work`, `memory` or `loop overhead`, of its longest call.
     twin: the kernel whose schedule it shares; empty if it has its own.
     why: why it has no time; empty if it has one.
+    after: cycles from the ends of its calls to the next kernels; 0 in a program of a mesh.
   """
 
   name: str
@@ -86,6 +88,7 @@ class KernelTime:
   bound: str = ""
   twin: str = ""
   why: str = ""
+  after: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +211,8 @@ class Simulation:
     except Unreadable as error:
       cycles, stopped = run.cycles_of_kernels, f"the program has no time: {error}"
     why = stopped
-    rows = sorted(run.rows.values(), key=lambda row: -row.cycles)
+    rows = [dataclasses.replace(row, after=run.after[row.name]) for row in run.rows.values()]
+    rows.sort(key=lambda row: -row.cycles)
     missing = [row for row in rows if row.why]
     if not why and missing:
       named = ", ".join(f"{row.name}: {row.why}" for row in missing[:_NAMED])
@@ -317,6 +321,8 @@ class Run:
   def __init__(self, simulation: Simulation, chip: Chip):
     self.memory, self.arrays = Memory(_RUNTIME_WORD), Arrays(chip.granule)
     self.rows: dict[str, KernelTime] = {}
+    self.after = collections.defaultdict[str, float](float)  # cycles until the next kernel, by name
+    self._last = "", 0.0  # the last kernel and its end
     self.conditionals = 0
     self.has_open_loops = bool(simulation.open_loops)
     self.copy_stall = 0.0
@@ -379,6 +385,8 @@ class Run:
       self.rows[name] = dataclasses.replace(row, calls=row.calls + 1, why=str(error))
       return 0.0
     self.rows[name] = with_cost(row, cost, "" if twin == name else twin)
+    self.after[self._last[0]] += now - self._last[1]
+    self._last = name, now + cost.cycles
     self._record(now, now + cost.cycles, CALL, name)
     rate = self._chip.bytes_per_cycle
     self._move(now + cost.cycles, max(0.0, cost.cycles - cost.hbm_bytes / rate) * rate)
