@@ -14,12 +14,12 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   page = tmp_path / "page.html"
   run = lambda *arguments: commands.run(commands.Run(arguments), home=tmp_path)
   # No kernel has as many configurations as the second ranker asks for.
-  options = "--collection=tile:xla --steps=3 --folds=2 --systems MLP MLP+batch.min_configs=100000"
+  options = "--collection=tile:xla --steps=3 --folds=3 --systems MLP MLP+batch.min_configs=100000"
   places = f"--data_root={data_root}", f"--workdir={tmp_path / 'runs'}", f"--page={page}"
   ended = run("-m", "tpugraphs_jax.leaderboard", *options.split(), *places)
   assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
-  assert "a test fold, over folds" in text and text.count("--config.data.folds=2") == 1
+  assert "a test fold, over folds" in text and text.count("--config.data.folds=3") == 1
   assert "<code>MLP</code> wins" in text
   assert re.search("Not counted: .*min_configs", text)
   command = re.search("<pre>(.*?)</pre>", text, re.S)[1].replace("\\\n", " ")
