@@ -57,7 +57,8 @@ def run(*command: str | Path) -> subprocess.CompletedProcess:
     capture_output=True,
     text=True,
     # What is compiled for an absent accelerator cannot be read back from a cache.
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"},
+    env=os.environ
+    | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0", "PYTHONPATH": str(ROOT)},
   )
 
 
@@ -165,7 +166,7 @@ def check_tpu(python: Path | str) -> None:
 def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     given, compilers = os.environ.get(PYTHON), ROOT / "benchmarks" / "compilers.txt"
-    alone = given or environment(Path(folder, "tpu"), f"{ROOT}[tpu]")
+    alone = given or environment(Path(folder, "tpu"), "jax[tpu]")
     python = alone
     if isinstance(alone, Path):
       python = environment(Path(folder, "all"), "-r", compilers, base=alone)

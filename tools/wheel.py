@@ -3,7 +3,7 @@
     python -m tools.wheel
 
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
-Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
+Colab, in an environment with exactly the floors of `install_requires`. Far from the
 repository run a notebook, which trains and ranks tiles, the command of tiles on its model, and the
 command of layouts, which trains. Then tests of options, losses, features and tuned steps run, of a
 model that ships, and the Python of README. `tests/docs` runs all notebooks with the newest
@@ -69,6 +69,13 @@ def run(*command: str | Path, folder: Path, **variables: str) -> None:
     sys.exit(f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}\nerror: exit code {ended.returncode}")
 
 
+def install(python: Path, *packages: str | Path, folder: Path) -> None:
+  """Installs packages by uv, or by pip where uv fails, as in Makefile."""
+  uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+  if subprocess.run([*map(str, uv), *map(str, packages)], capture_output=True).returncode:
+    run(python, "-m", "pip", "install", "--quiet", *packages, folder=folder)
+
+
 def floors(config: Path) -> list[str]:
   """The requirements of a setup.cfg, each at its oldest version; jaxlib has that of jax."""
   parser = configparser.ConfigParser()
@@ -107,11 +114,11 @@ def main() -> None:
     run(sys.executable, *make, here, ROOT, folder=here)
     (wheel,) = here.glob("*.whl")
     check_files(wheel)
-    # The pip of an old Python needs twice the time.
-    run(sys.executable, "-m", "venv", "--upgrade-deps", folder / "env", folder=here)
+    run(sys.executable, "-m", "venv", folder / "env", folder=here)
     oldest = folder / "oldest.txt"
     oldest.write_text("\n".join(packages) + "\n")
-    # The first cell installs the wheel beside it.
+    install(bin_ / "python", "-r", oldest, folder=here)
+    # The first cell installs the wheel beside it; the packages are there, as on Colab.
     installation, *cells = code_cells(ROOT / "notebooks" / "tutorial.ipynb")
     run(bin_ / "python", "-c", installation, folder=here, PIP_CONSTRAINT=str(oldest))
     run(bin_ / "python", "-c", "\n".join([_IS_INSTALLED, *cells]), folder=here)
@@ -119,7 +126,7 @@ def main() -> None:
       run(bin_ / command, *flags, folder=here)
     oldest_jax = next(package for package in packages if package.startswith("jax=="))
     more = ["pytest>=8", oldest_jax.replace("jax", "jax[tpu]")]
-    run(bin_ / "python", "-m", "pip", "install", "--quiet", *more, folder=here)
+    install(bin_ / "python", *more, folder=here)
     # README and the tutorial need nothing else than what is installed now.
     run(bin_ / "python", "-m", "tools.readme_commands", "docs/tutorial.md", folder=ROOT)
     run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
