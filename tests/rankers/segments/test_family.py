@@ -25,10 +25,14 @@ LOSS = LossOptions(losses="MSE:1")
 OPTIMIZER = optax.sgd(0.05)
 
 
+score_of = jax.jit(
+  lambda params, pooled: segment_cases.ToyModel().apply({"params": params}, pooled, method="score")
+)
+
+
 def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
   """Scores `[n]` by definition, of readouts `[J, n, P]` with weight 1 each."""
-  toy = segment_cases.ToyModel()
-  score = lambda pooled: np.asarray(toy.apply({"params": params}, pooled, method="score"))
+  values, score = np.asarray(values), lambda pooled: np.asarray(score_of(params, pooled))
   mean = 1 / len(values) if model.options.aggregation == "mean" else 1
   if model.options.readout == "scalar":
     return mean * sum(score(value) for value in values)
@@ -40,7 +44,7 @@ def training_scores(model, params, batch):
   apply = lambda batch: model.apply(
     {"params": params}, batch, train=True, mutable=["readout"], rngs={"dropout": jax.random.key(0)}
   )[0]
-  return np.asarray(apply(batch))
+  return np.asarray(jax.jit(apply)(batch))
 
 
 @pytest.mark.parametrize("readout", ["embedding", "scalar"])
@@ -52,7 +56,7 @@ def test_all_segments_fresh_give_the_score_of_the_segmented_graph(readout, aggre
   slots = [segment_cases.slot(graph, i, [3, 1, 0], [0, 1, 2]) for i, graph in enumerate(graphs)]
   batch = segment_cases.batch_of(slots, graphs=4, configs=CONFIGS, fresh=3)
   trained = training_scores(model, params, batch)
-  evaluated = np.asarray(model.apply({"params": params}, batch))
+  evaluated = np.asarray(jax.jit(model.apply)({"params": params}, batch))
   scored = segment_cases.scores(
     segment_cases.family_of(model), params, graphs, [s.config_ids for s in slots]
   )
@@ -205,7 +209,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
       if not recompute:
         total = fresh.sum(axis=0) * len(values) / 2
       pooled = total / len(values)
-      scores = segment_cases.ToyModel().apply({"params": params}, pooled, method="score")
+      scores = score_of(params, pooled)
       errors.append(jnp.square(scores - slot.target))
     return jnp.concatenate(errors).mean()
 
@@ -281,7 +285,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
     segment_cases.slot(known[1], 1, [5, 1], [0]),
   ]
   batch = head.assemble(slots, {}, graphs=3, configs=CONFIGS)
-  scores = head.network.apply({"params": params}, batch)
+  scores = jax.jit(head.network.apply)({"params": params}, batch)
   evaluated = segment_cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
   step = make_train_step(head.network, optimizer, LOSS)

@@ -69,9 +69,13 @@ def made(network):
   return model, {"params": parts.params_of(model, batch_of())}
 
 
+@functools.cache
+def compiled(network, method, **options):
+  return jax.jit(functools.partial(made(network)[0].apply, method=method, **options))
+
+
 def applied(network, batch, method="__call__", **options):
-  model, params = made(network)
-  return jax.jit(functools.partial(model.apply, method=method, **options))(params, batch)
+  return compiled(network, method, **options)(made(network)[1], batch)
 
 
 def test_operations_and_bytes_are_those_of_the_arrays():

@@ -1,8 +1,10 @@
 """Costs of choices from padded bytes: by formula, and 0 for the compiler's own choice."""
 
 import dataclasses
+import functools
 import math
 
+import jax
 import numpy as np
 
 from tests.support import parts, random_graphs, table_cases
@@ -105,14 +107,15 @@ def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   batch = batches.assemble([slate], budget, graphs=1, configs=len(graph.configs))
   network = traffic.TrafficTables()
   params = {"params": parts.params_of(network, batch)}
-  scores = np.asarray(network.apply(params, batch))[0]
+  applied = lambda method: jax.jit(functools.partial(network.apply, method=method))(params, batch)
+  scores = np.asarray(applied("__call__"))[0]
   assert scores[slate.config_ids == 0] == 0 and (scores >= 0).all() and len(set(scores)) > 5
-  costs, none, rest = network.apply(params, batch, method="node_tables")
+  costs, none, rest = applied("node_tables")
   code = batch.code[batch.choices.group]
   np.testing.assert_allclose(
     scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0), rtol=1e-5
   )
   assert none is None and not np.any(rest)
-  unary, pair, _ = network.apply(params, batch, method="tables")
-  looked_up = table_sums(unary, pair, batch)
+  unary, pair, _ = applied("tables")
+  looked_up = jax.jit(table_sums)(unary, pair, batch)
   np.testing.assert_array_equal(scores, looked_up[0])
