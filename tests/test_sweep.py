@@ -13,7 +13,7 @@ import pytest
 from tests.support import commands
 from tests.support.run_folders import write_run
 from tpugraphs_jax import sweep
-from tpugraphs_jax.infra import files, tasks
+from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import configs
 
 
@@ -121,32 +121,18 @@ def test_a_run_that_was_begun_is_resumed(tmp_path, is_begun, capsys):
   assert ("goes on" if is_begun else "begins") in capsys.readouterr().out
 
 
-COMPILE = """
-import jax
-from tpugraphs_jax.infra import files, parallel
-parallel.use_compilation_cache(files.cache() / "compiled")
-hits = []
-jax.monitoring.register_event_listener(
-    lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
-jax.jit(lambda x: x * 3)(1.0).block_until_ready()
-print("hits", len(hits))
-"""
+_LEAST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
-def test_the_second_run_of_a_sweep_takes_its_programs_from_the_first(tmp_path, monkeypatch):
-  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
-  said, kept = [], []
-  for name in ("a/seed_0", "b/seed_0"):
-    run = sweep.SweepRun(name, str(tmp_path / "out"), (sys.executable, "-c", COMPILE), (), 0)
-    sweep.do(run)
-    said.append((run.folder / "log.txt").read_text().splitlines()[-1])
-    kept.append({path.name for path in (tmp_path / "cache" / "compiled").glob("*-cache")})
-  assert said[0] == "hits 0" and said[1] != "hits 0" and said[1].startswith("hits ")
-  assert kept[0] and kept[0] == kept[1]
-  # The folder of a sweep may come from somebody else: no program from it is executed.
-  assert {path.name for path in (tmp_path / "out").rglob("*")} == {"a", "b", "seed_0", "log.txt"}
+@pytest.mark.parametrize("chosen", ["", "/mine"])
+def test_runs_keep_every_program_in_the_cache_of_the_user(tmp_path, monkeypatch, chosen):
+  """The folder of a sweep may come from somebody else: no program from it is executed."""
+  monkeypatch.delenv(_LEAST, raising=False)
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", chosen)
+  run = a_run(tmp_path, ["sh", "-c", f"echo ${_LEAST} $JAX_COMPILATION_CACHE_DIR"])
+  sweep.do(run)
+  assert (run.folder / "log.txt").read_text().splitlines()[-1] == f"0 {chosen}".strip()
+  assert {path.name for path in tmp_path.rglob("*")} == {"base", "seed_0", "log.txt"}
 
 
 @pytest.mark.parametrize("link", ["base", "base/seed_0", "base/seed_0/log.txt"])
@@ -159,13 +145,6 @@ def test_a_run_writes_through_no_link_in_the_folder_of_its_sweep(tmp_path, link)
   with pytest.raises(ValueError, match="a link to"):
     sweep.do(a_run(out))
   assert not target.is_file() and not list(tmp_path.rglob("target/*"))
-
-
-def test_a_compilation_cache_that_the_user_has_chosen_stays(tmp_path, monkeypatch):
-  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-  run = a_run(tmp_path, ["sh", "-c", "echo $JAX_COMPILATION_CACHE_DIR"])
-  sweep.do(run)
-  assert (run.folder / "log.txt").read_text().splitlines()[-1] == "/mine"
 
 
 def test_the_log_of_a_run_grows_while_it_goes_and_keeps_what_earlier_processes_said(tmp_path):

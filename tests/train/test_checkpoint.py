@@ -2,8 +2,6 @@
 
 import functools
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -146,10 +144,10 @@ save(2, 100_000)
 
 def test_a_full_disk_loses_no_earlier_checkpoint(folder):
   # Its own process: the limit holds for everything a process writes.
-  run = commands.python("-c", FULL_DISK, folder)
-  assert run.returncode == 1
-  assert "step 2 not written" in run.stderr and "--resume" in run.stderr
-  assert "never retrieved" not in run.stderr
+  run = commands.run(commands.Run(["-c", FULL_DISK, folder]), home=folder.parent)
+  assert run.code == 1
+  assert "step 2 not written" in run.err and "--resume" in run.err
+  assert "never retrieved" not in run.err
   checkpoints = checkpoint.Checkpoints(folder)
   template = {"a": np.zeros(10)}
   saved = checkpoints.newest(template)
@@ -186,7 +184,6 @@ def test_no_checkpoint_is_written_or_removed_through_a_link(tmp_path, link):
 
 _RESTORE = """
 import sys
-sys.path.insert(0, sys.argv[2])
 import numpy as np
 from tpugraphs_jax.train import checkpoint
 state = {f"array_{n}": np.full((100, 100), n, np.float32) for n in range(20)}
@@ -207,6 +204,5 @@ def test_a_damaged_array_is_a_line_without_tracebacks_of_other_threads(folder):
     content = bytearray(path.read_bytes())
     content[len(content) // 2 :] = bytes(255 ^ byte for byte in content[len(content) // 2 :])
     path.write_bytes(content)
-  command = [sys.executable, "-c", _RESTORE, str(folder), str(commands.ROOT)]
-  ended = subprocess.run(command, capture_output=True, text=True)
-  assert ended.stdout == "refused False\n" and "Traceback" not in ended.stderr
+  ended = commands.run(commands.Run(["-c", _RESTORE, folder]), home=folder.parent)
+  assert ended.out == "refused False\n" and "Traceback" not in ended.err
