@@ -189,3 +189,16 @@ def test_without_a_schedule_nothing_is_known():
 def test_a_reference_to_nothing_is_refused():
   with pytest.raises(ValueError, match="99"):
     _live(computation(_node("add", 1, [99])))
+
+
+def test_the_plan_of_a_compiler_counts_what_is_in_the_large_memory():
+  plan = proto.HloProto(hlo_module=module(computation(_node("add", 1))))
+  for size, color in ((1000, 0), (30, 1), (200, 0), (5000, 5)):
+    plan.buffer_assignment.buffer_allocations.add(size=size, color=color)
+  plan.buffer_assignment.buffer_allocations.add(size=7000, is_constant=True)
+  assert buffers.planned_bytes(plan.SerializeToString()) == 1200
+
+
+def test_a_module_alone_and_other_bytes_have_no_plan():
+  assert buffers.planned_bytes(module(computation(_node("add", 1))).SerializeToString()) == 0
+  assert buffers.planned_bytes(b"\xff") == 0

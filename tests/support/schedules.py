@@ -11,7 +11,7 @@ from tpugraphs_jax.tuning.schedule import bundles, ici, kernel, linker, mesh
 from tpugraphs_jax.tuning.schedule.chips import Chip, Link
 
 DATA = Path(__file__).parents[1] / "data" / "schedules"
-# A granule in four cycles over a link.
+# A granule in four cycles over a link, in eight to or from the host.
 # A granule a cycle from and to the HBM, two on the chip, ten cycles until a DMA arrives.
 CHIP = Chip(
   clock=1e9,
@@ -33,7 +33,7 @@ CHIP = Chip(
   low=None,
   high=None,
   source="a test",
-  link=Link(bandwidth=8e9, share=1.0, hop=1e-7, start=0.0, launch=1e-6, source="a test"),
+  link=Link(bandwidth=8e9, share=1.0, hop=1e-7, start=0.0, launch=1e-6, host=4e9, source="a test"),
 )
 EMPTY = ""
 

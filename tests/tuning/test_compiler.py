@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.support import hlo_modules, recorded
-from tpugraphs_jax.hlo import calls, proto, topology, tpu
+from tpugraphs_jax.hlo import buffers, calls, proto, topology, tpu
 from tpugraphs_jax.tuning import compiler
 
 _CALL = calls.Call(lambda x: x + 1, (1.0,), {})
@@ -182,6 +182,21 @@ def test_the_process_is_in_no_group_whose_signals_it_would_share(child):
 
 
 @recorded.needs_libtpu
+@pytest.mark.parametrize("rows", [1024, 65536])  # the arrays are on the chip, or in the HBM
+def test_the_memory_of_a_program_is_that_of_its_buffers_in_the_large_memory(rows):
+  def loss(weights, x):
+    body = lambda x, pair: (x + jax.nn.silu(x @ pair[0]) @ pair[1], None)
+    return jnp.sum(jax.lax.scan(jax.checkpoint(body), x, weights)[0].astype(jnp.float32))
+
+  shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+  args = (shape(4, 256, 1024), shape(4, 1024, 256)), shape(rows, 256)
+  with compiler.Compiler() as made:
+    program = made.compile(calls.Call(jax.jit(jax.grad(loss)), args, {}), "tpu:v6e")
+  live = buffers.live_memory(proto.parse_module(program.module, where="test"))
+  assert program.memory.total - program.memory.code == pytest.approx(live.peak_bytes, rel=0.05)
+
+
+@recorded.needs_libtpu
 def test_the_process_compiles_as_this_one_does_and_writes_schedules():
   def step(x):
     with jax.named_scope("layer"):
@@ -195,6 +210,6 @@ def test_the_process_compiles_as_this_one_does_and_writes_schedules():
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
       made.compile(call, "tpu:v6e", {"xla_no_such_option": True})
   here = tpu.compile_function(jitted, (shape,), "tpu:v6e")
-  assert apart.memory == here.memory and apart.flops == here.flops
+  assert apart.memory.arguments == here.memory.arguments and apart.flops == here.flops
   assert apart.optimal_seconds == here.optimal_seconds
   assert "TLP" in apart.schedules and not here.schedules

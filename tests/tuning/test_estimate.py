@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import hlo_modules, recorded, schedules, slices
 import tpugraphs_jax
-from tpugraphs_jax.hlo import integers, topology, tpu
+from tpugraphs_jax.hlo import integers, proto, topology, tpu
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import compiler, costs, estimate, summary
@@ -237,11 +237,20 @@ def test_a_program_whose_compilation_is_ended_has_its_memory(compiled):
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.fits and row.live.peak_bytes == 4 * 4096**2
   assert row.milliseconds is None and "more than 60 s" in row.why
+  plan = proto.HloProto(hlo_module=module)
+  plan.buffer_assignment.buffer_allocations.add(size=33 * 2**30)
+  compiled(compiler.Ended("it took more than 60 s", plan.SerializeToString()))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  assert row.fits is False and row.needed == 33 * 2**30
   said = "RESOURCE_EXHAUSTED: Used 33.50G of 31.25G hbm."
   compiled(compiler.OutOfMemory(said, module.SerializeToString()))
   found = estimate.estimate(step, targets="v6e")
   assert found.rows[0].fits is False and found.rows[0].needed == 33.5 * 2**30
   assert "no, 33.5 of 31.25 GiB" in repr(found)
+  said = "the total memory required for HLO temporaries (32.11G) exceeds available HBM (31.25G)."
+  compiled(compiler.OutOfMemory(said, module.SerializeToString()))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  assert row.needed == round(32.11 * 2**30)
   compiled(compiler.Ended("killed"))
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.fits is None and "failed: killed" in row.why

@@ -12,6 +12,8 @@ import dataclasses
 import itertools
 import math
 
+from google.protobuf.message import DecodeError
+
 from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import module_graph, names, proto
 
@@ -95,6 +97,20 @@ def live_memory(module: proto.HloModuleProto) -> LiveMemory:
   peak = max(range(len(sizes)), key=sizes.__getitem__)
   at_peak = tuple(buffer for buffer in buffers if buffer.start <= peak <= buffer.end)
   return LiveMemory(tuple(node.name for node in program.order), sizes, peak, at_peak)
+
+
+def planned_bytes(data: bytes) -> int:
+  """Bytes of the large memory that the compiler has reserved in an `HloProto`; 0 without a plan.
+
+  These are all arguments and results, and the area of temporaries with its gaps, but not the code
+  with the constants.
+  """
+  try:
+    plan = proto.HloProto.FromString(data).buffer_assignment
+  except DecodeError:
+    return 0
+  parts = (part for part in plan.buffer_allocations if not (part.color or part.is_constant))
+  return sum(part.size for part in parts)
 
 
 def padded_size(array: proto.ShapeProto) -> int:

@@ -23,6 +23,7 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
   HloComputationProto,
   HloInstructionProto,
   HloModuleProto,
+  HloProto,
   MeshAxesReplicaGroupListProto,
   ModuleTuningData,
   ShapeProto,

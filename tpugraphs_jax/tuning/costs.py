@@ -36,8 +36,9 @@ from tpugraphs_jax.tuning.schedule import chips, ici, mesh, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, OVERHEAD, PRODUCTS
 
 BETWEEN = "between kernels"
-# What the compiler says of a program whose memory does not fit: "Used 33.78G of 31.25G hbm".
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
+# What the compiler says of a program whose memory does not fit: "Used 33.78G of 31.25G hbm", or
+# "the total memory required for HLO temporaries (33.51G) exceeds", which has the arguments too.
+_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT]?)\b")
 _PREFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_NAMED = 5
 # Kernels that have only a bound take at most this share of a program that has a time; their time is
@@ -293,14 +294,16 @@ def without_kernels(
   """The row of a program for which the compiler has planned the memory and wrote no kernels.
 
   Args:
-    module: serialized, as the compiler has scheduled it.
+    module: serialized `HloProto`, as the compiler has scheduled it.
     target: as of `cost`.
     why: what the compiler says.
-    fits: whether its memory fits; None: as the buffers of the module say.
+    fits: whether its memory fits; None: as the plan of the compiler says, or the buffers of a
+      module without one.
   """
   live = buffers.live_memory(proto.parse_module(module, where=f"program for {target}"))
   used = _USED.search(why)
-  needed = round(float(used[1]) * _PREFIXES[used[2]]) if used else live.peak_bytes
+  needed = round(float(used[1]) * _PREFIXES[used[2]]) if used else buffers.planned_bytes(module)
+  needed = needed or live.peak_bytes
   if fits is None:
     fits = needed <= GENERATIONS[topology.generation_of(target)].memory
   return TargetEstimate(target, live=live, needed=needed, fits=fits, why=why)

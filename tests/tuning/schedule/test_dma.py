@@ -73,6 +73,20 @@ def test_a_copy_within_the_hbm_moves_its_bytes_twice():
 @pytest.mark.parametrize(
   "first, second, lasts",
   [
+    ("hbm_to_host_iova", "hbm_to_host_iova", 1600),  # one after the other
+    ("hbm_to_host_iova", "host_iova_to_hbm", 1 + 800),  # both at a time
+    ("hbm_to_host_iova", "hbm_to_vmem", 200),  # the second passes the HBM alone
+  ],
+)
+def test_copies_to_and_from_the_host_take_its_link_in_their_direction(first, second, lasts):
+  found = cost(_dma(100, 1, first), _dma(100, 2, second), _wait(100, 2))
+  assert found.cycles == lasts + CHIP.latency + 1
+  assert found.hbm_bytes == 6400
+
+
+@pytest.mark.parametrize(
+  "first, second, lasts",
+  [
     ("hbm_to_vmem", "hbm_to_vmem", 100 + 100),
     ("vmem_to_hbm", "vmem_to_hbm", 200 + 200),
     ("hbm_to_vmem", "vmem_to_hbm", 100 + 400),

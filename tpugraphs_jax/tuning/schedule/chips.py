@@ -14,7 +14,7 @@ CONSTANTS = Path(__file__).with_name("constants.json")
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-  """A link between two chips.
+  """The links of a core to other chips and to its host.
 
   Attributes:
     bandwidth: bytes a second in one direction.
@@ -22,6 +22,7 @@ class Link:
     hop: seconds between the last byte of a DMA that enters the link and its arrival.
     start: cycles that the core needs to start a DMA to another chip and to await one.
     launch: seconds until a SparseCore begins a collective.
+    host: bytes a second to the memory of the host, and as many from it at the same time (PCIe).
     source: where the constants come from.
   """
 
@@ -30,6 +31,7 @@ class Link:
   hop: float
   start: float
   launch: float
+  host: float
   source: str
 
   @property
@@ -64,7 +66,7 @@ class Chip:
     low, high: the range of measured / simulated time that nine of ten programs had which the fit
       left out; None where none was measured.
     source: where the constants come from.
-    link: to another chip.
+    link: to other chips and to the host.
   """
 
   clock: float
@@ -109,7 +111,7 @@ def chips() -> dict[str, Chip]:
 def version(target: str) -> str:
   """The version of the simulator with a digest of a target's constants, such as `1-5d41402a`.
 
-  Programs of one device do not depend on the constants of links.
+  Programs of one device that move nothing to the host do not depend on the constants of links.
   """
   numbers = dataclasses.asdict(chips()[target])
   numbers.pop("link")

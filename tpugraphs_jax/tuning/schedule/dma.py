@@ -1,4 +1,4 @@
-"""DMAs that run beside a core: the queue of the HBM, flags, and waits for them.
+"""DMAs that run beside a core: the queues of the HBM and of the host, flags, and waits for them.
 
 A DMA adds its granules to a flag when it has arrived. A wait lasts until the flag has a count; an
 addition of a negative count takes what was awaited.
@@ -12,6 +12,8 @@ from typing import Any
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.words import Unknown
+
+HOST = "host_iova"  # the memory of the host, as the name of a DMA has it
 
 
 @dataclasses.dataclass
@@ -45,6 +47,8 @@ class Flag:
 class Dmas:
   """The DMAs of a core: the HBM moves one after the other, in the order of their start.
 
+  Those to and from the host also pass its link, which moves one after the other in each direction.
+
   Args:
     chip: its constants.
     busy: cycles for which the HBM moves what was started before.
@@ -63,6 +67,7 @@ class Dmas:
     # Of DMAs from and of DMAs to the HBM: when the last one is through, and the bytes on their way
     # that none in the other direction has met.
     self._ends, self._unmet = [0.0, 0.0], [0, 0]
+    self._hosts = [0.0, 0.0]  # when the last DMA to and the last one from the host is through
     self.hbm_bytes = self.chip_bytes = self.count = 0
     self.last = 0.0
     self.flags: dict[int, Flag] = {}
@@ -81,7 +86,12 @@ class Dmas:
     self.count += 1
     times = spaces.count("hbm")
     if times:
-      arrival = self._move(now, times * moved, spaces.index("hbm"), is_both=times == 2)
+      direction = spaces.index("hbm")
+      arrival = self._move(now, times * moved, direction, is_both=times == 2)
+      if HOST in spaces:
+        passed = max(now, self._hosts[direction]) + moved * chip.clock / chip.link.host
+        self._hosts[direction] = passed
+        arrival = max(arrival, passed + chip.latency)
     else:
       self.chip_bytes += moved
       arrival = now + moved / chip.vmem
