@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import gc
 import tracemalloc
 from typing import Any
 
@@ -66,7 +65,6 @@ _SPARE = 2 << 20  # bytes: messages, objects of the reader itself
 
 def assert_reading_takes(most: float, size: int, read: Callable[[], Any]) -> None:
   """A reader takes at most `most` bytes at a time for each of `size` bytes, also if it refuses."""
-  gc.collect()
   tracemalloc.start()
   try:
     before, _ = tracemalloc.get_traced_memory()

@@ -125,14 +125,15 @@ def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
   assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
   assert metrics["ranking_loss"] == pytest.approx(float(ranking), rel=1e-5)
 
-  norms = variable_norms(grads)
+  norms, grads = jax.tree.map(np.asarray, (jax.jit(variable_norms)(grads), grads))
   lookups = grads["op_embedding"]["table"]["embedding"]
-  table = start["op_embedding"]["table"]["embedding"]
-  by_opcode = jnp.zeros_like(table).at[batch.graph.nodes["opcode"]].add(lookups)
+  by_opcode = np.zeros_like(start["op_embedding"]["table"]["embedding"])
+  np.add.at(by_opcode, batch.graph.nodes["opcode"], lookups)
   grads["op_embedding"]["table"]["embedding"] = by_opcode
-  assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+  norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads)))
+  assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
   # Keras clips an embedding by the norm over lookups, not over rows of the table.
-  clipped = jax.tree.map(lambda g, n: g * MAX_NORM / jnp.maximum(n, MAX_NORM), grads, norms)
+  clipped = jax.tree.map(lambda g, n: g * MAX_NORM / np.maximum(n, MAX_NORM), grads, norms)
   comparing.assert_trees_close(params, jax.tree.map(lambda p, g: p - g, start, clipped))
 
 
@@ -145,7 +146,7 @@ def test_any_number_of_devices_takes_the_same_step(train_step):
   comparing.assert_trees_close(many_metrics, one_metrics)
 
 
-@pytest.mark.parametrize("count, per_step", [(5, 8), (6, 8), (9, 8)])
+@pytest.mark.parametrize("count, per_step", [(5, 8), (9, 8)])
 def test_a_batch_that_is_not_full_is_the_same_step_on_any_number_of_devices(
   train_step, count, per_step
 ):

@@ -204,6 +204,11 @@ class Config(Options):
     """One of `TASKS`: the kind, or `segments` for training on segments."""
     return _task_of(self.data, self.segments)
 
+  @property
+  def collection(self) -> datasets.Collection:
+    """The collection of the run; of several the first one."""
+    return datasets.find(self.kind, self.data.source, self.data.search)
+
   # Fields by name, such as `batch.graphs`.
 
   @property
@@ -320,12 +325,12 @@ class Config(Options):
     return first, last
 
   def _check_also(self, data: LayoutDataOptions) -> None:
-    first = datasets.find("layout", data.source, data.search)
     kinds = {datasets.Collection(name).kind for name in data.also}
-    if first.name in data.also or len(set(data.also)) < len(data.also) or kinds != {"layout"}:
+    names = {self.collection.name, *data.also}
+    if len(names) <= len(data.also) or kinds != {"layout"}:
       raise ValueError(
         f"data.also is {data.also}, expected different layout collections other "
-        f"than {first.name}, which the config names"
+        f"than {self.collection.name}, which the config names"
       )
     if self.segments is not None:
       raise ValueError(

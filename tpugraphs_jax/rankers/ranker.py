@@ -22,7 +22,7 @@ import numpy as np
 import optax
 import scipy
 
-from tpugraphs_jax import columns, config_fields, datasets, metrics, rankers
+from tpugraphs_jax import columns, config_fields, metrics, rankers
 from tpugraphs_jax.data import plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.data.transforms import fit, from_saved, NodeFeatures, to_saved, Transform
@@ -61,9 +61,8 @@ class Ranker:
   """
 
   def __init__(self, config: Config):
-    self.config, data = config, config.data
-    self.collection = datasets.find(config.kind, data.source, data.search)
-    self.features = NodeFeatures(data)
+    self.config, self.collection = config, config.collection
+    self.features = NodeFeatures(config.data)
     self.family = rankers.create(config, self.features.unscaled)
     self.params: optax.Params | None = None
     self.about: Mapping[str, Any] = {}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax import datasets
 from tpugraphs_jax.data import folds, selection, transforms
 from tpugraphs_jax.data.selection import Data, LayoutData, TileData
 from tpugraphs_jax.datasets import Collection
@@ -22,8 +21,7 @@ _ALSO = "also"  # folder for results of further collections
 
 def data_of(config: Config) -> tuple[Data, ...]:
   """The collections of a run: the one that the config names, then those of `data.also`."""
-  section, target = config.data, config.batch.target
-  first = datasets.find(config.kind, section.source, section.search)
+  section, target, first = config.data, config.batch.target, config.collection
   if not isinstance(section, LayoutDataOptions):
     return (TileData(first, config.data_root, section, target, (first.name,)),)
   collections = (first, *map(Collection, section.also))
