@@ -128,9 +128,10 @@ def test_means_over_neighbours_equal_loops_in_every_form(hop, direction):
 
 def test_more_rounds_than_the_batch_was_built_for_are_refused():
   batch = layout_batch(hops=1)
-  x = nodes.neighbours(reached_nodes(batch), aggregation.USERS)
+  heard = lambda x: nodes.neighbours(x, aggregation.USERS)
+  jax.eval_shape(lambda: heard(reached_nodes(batch)))
   with pytest.raises(ValueError, match="hops"):
-    nodes.neighbours(x, aggregation.USERS)
+    jax.eval_shape(lambda: heard(heard(reached_nodes(batch))))
 
 
 # Slates.
