@@ -67,9 +67,7 @@ def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # of the title that the test sets
-@pytest.mark.parametrize(
-  "name", ["esc\x1b[31m", "bell\a", "line\nbreak", "bytes\udce9", "\ufffe", "a formula$b_{c"]
-)
+@pytest.mark.parametrize("name", ["esc\x1b[31m\a line\nbytes\udce9\ufffe", "a formula$b_{c"])
 def test_a_folder_of_any_name_is_drawn_and_named_in_printable_characters(tmp_path, name):
   kind = "estimate $x_{"  # as the names of graphs, no formula
   folders = [write_run(tmp_path / name / str(n), seed=n, kind=kind) for n in (0, 1)]
