@@ -223,7 +223,7 @@ def test_tiles_by_hand():
   slate = batching.Slate(prepared, np.arange(2), np.zeros(2), 0)
   budget = random_graphs.common_budget([prepared.sizes])
   batch = random_graphs.assemble([slate], budget, graphs=1, configs=2)
-  network = third.ThirdTile(op_embed_dim=3, first_width=4, widths=(4, 2))
+  network = third.KaggleThirdTile(op_embed_dim=3, first_width=4, widths=(4, 2))
   params = parts.params_of(network, batch, scale=1)
   layer = lambda x, p: x @ p["kernel"] + p.get("bias", 0)
 

@@ -141,7 +141,7 @@ def _opcode_rows() -> np.ndarray:
 # Networks.
 
 
-class Fifth(System):
+class KaggleFifth(System):
   """The 5th place."""
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
@@ -171,7 +171,7 @@ class Fifth(System):
 
 
 @base.LAYOUT_MODELS.register("Fifth")
-class FifthLayout(Fifth):
+class KaggleFifthLayout(KaggleFifth):
   """The 5th place on layouts."""
 
   reads = ("fifth_columns", "fifth_tokens", "fifth_layout")
@@ -192,7 +192,7 @@ class FifthLayout(Fifth):
 
 
 @base.TILE_MODELS.register("Fifth")
-class FifthTile(Fifth):
+class KaggleFifthTile(KaggleFifth):
   """The 5th place on tiles."""
 
   token_width: int = option(256, "width of the transformer over tokens", least=1)

@@ -241,7 +241,7 @@ class SageBlock(nn.Module):
 # Networks.
 
 
-class First(System):
+class KaggleFirst(System):
   """The part of the network that programs and kernels share."""
 
   op_embed_dim: int = option(16, "width of the opcode vector", least=1)
@@ -278,7 +278,7 @@ class First(System):
 
 
 @base.LAYOUT_MODELS.register("First")
-class FirstLayout(First):
+class KaggleFirstLayout(KaggleFirst):
   """The 1st place on layouts."""
 
   reads = ("first_layout",)
@@ -296,7 +296,7 @@ class FirstLayout(First):
 
 
 @base.TILE_MODELS.register("First")
-class FirstTile(First):
+class KaggleFirstTile(KaggleFirst):
   """The 1st place on tiles."""
 
   reads = ("first_tile_layout",)

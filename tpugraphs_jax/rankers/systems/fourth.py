@@ -34,7 +34,7 @@ from tpugraphs_jax.rankers.systems.system import System
 
 
 @base.LAYOUT_MODELS.register("Fourth")
-class Fourth(System):
+class KaggleFourth(System):
   """The 4th place."""
 
   op_embed_dim: int = option(10, "width of the opcode vector", least=1)

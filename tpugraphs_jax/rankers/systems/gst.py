@@ -55,7 +55,7 @@ def standard_scaler(statistics: Statistics) -> Scaling:
 
 
 @base.LAYOUT_MODELS.register("GST")
-class Gst(System):
+class GST(System):
   """Graph Segment Training."""
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)

@@ -394,7 +394,7 @@ _LEAST = 1e-9  # added to squared amplitudes
 
 
 @base.LAYOUT_MODELS.register("S2GNN")
-class S2gnn(System):
+class S2GNN(System):
   """S2GNN on layouts."""
 
   op_embed_dim: int = option(128, "width of the opcode vector and of the first layers", least=1)

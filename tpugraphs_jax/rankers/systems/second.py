@@ -49,7 +49,7 @@ def signed_logarithms(graph: OpGraph) -> np.ndarray:
 
 @base.LAYOUT_MODELS.register("Second")
 @base.TILE_MODELS.register("Second")
-class Second(System):
+class KaggleSecond(System):
   """The 2nd place."""
 
   feature_width: int = option(20, "width of the linear layer on node features", least=1)

@@ -61,7 +61,7 @@ def standard_scaler(statistics: Statistics) -> Scaling:
   return Scaling(statistics.mean, deviation + 1e-4, keeps_constant=True)
 
 
-class Sixth(System):
+class KaggleSixth(System):
   """Parts that all networks of the 6th place share."""
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
@@ -102,7 +102,7 @@ def mean_and_largest(x: Nodes) -> jax.Array:
 
 
 @base.LAYOUT_MODELS.register("Sixth")
-class SixthLayout(Sixth):
+class KaggleSixthLayout(KaggleSixth):
   """The 6th place on layouts."""
 
   @nn.compact
@@ -119,7 +119,7 @@ class SixthLayout(Sixth):
 
 
 @base.LAYOUT_MODELS.register("SixthGIN")
-class SixthGin(Sixth):
+class KaggleSixthGin(KaggleSixth):
   """The second network of the 6th place on default XLA layouts."""
 
   @nn.compact
@@ -157,7 +157,7 @@ class Gin(nn.Module):
 
 
 @base.TILE_MODELS.register("Sixth")
-class SixthTile(Sixth):
+class KaggleSixthTile(KaggleSixth):
   """The 6th place on tiles."""
 
   @nn.compact

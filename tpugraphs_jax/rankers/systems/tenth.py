@@ -41,7 +41,7 @@ _HEADS = 4  # of each attention; not published
 KERNELS = {"linear": attention.positive, "difformer": attention.unit_and_one}
 
 
-class Tenth(System):
+class KaggleTenth(System):
   """Parts that the networks of layouts and tiles share."""
 
   sees_whole_graph = True
@@ -75,7 +75,7 @@ class Tenth(System):
 
 
 @base.LAYOUT_MODELS.register("Tenth")
-class TenthLayout(Tenth):
+class KaggleTenthLayout(KaggleTenth):
   """The 10th place on layouts."""
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
@@ -122,7 +122,7 @@ class TenthLayout(Tenth):
 
 
 @base.TILE_MODELS.register("Tenth")
-class TenthTile(Tenth):
+class KaggleTenthTile(KaggleTenth):
   """The 10th place on tiles."""
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)

@@ -267,7 +267,7 @@ class Layer(nn.Module):
 
 
 @base.LAYOUT_MODELS.register("Third")
-class ThirdLayout(System):
+class KaggleThirdLayout(System):
   """The 3rd place on layouts."""
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
@@ -309,7 +309,7 @@ class ThirdLayout(System):
 
 
 @base.TILE_MODELS.register("Third")
-class ThirdTile(System):
+class KaggleThirdTile(System):
   """The 3rd place on tiles."""
 
   op_embed_dim: int = option(32, "width of the opcode vector", least=1)
