@@ -137,6 +137,24 @@ def test_a_loop_carries_its_buffers_and_its_body_adds_its_own():
   ]
 
 
+def test_a_part_of_a_tuple_is_live_until_its_own_last_use_and_not_that_of_the_others():
+  live = _live(
+    computation(
+      _node("parameter", 1),
+      _node("add", 2, [1], kilobytes=16),
+      _node("copy", 3, [1], kilobytes=4),
+      _node("tuple", 4, [2, 3], parts=[16, 4]),
+      _node("get-tuple-element", 5, [4], kilobytes=16),
+      _node("reduce", 6, [5]),
+      _node("broadcast", 7, [6], kilobytes=8),
+      _node("get-tuple-element", 8, [4], kilobytes=4, tuple_index=1),
+      _node("fusion", 9, [7, 8]),
+    )
+  )
+  assert live.sizes[5] == live.peak_bytes == (1 + 16 + 4 + 1) * 1024
+  assert live.sizes[6] == (1 + 4 + 1 + 8) * 1024
+
+
 def test_a_donated_argument_is_one_buffer_with_its_output():
   nodes = [
     _node("parameter", 1, kilobytes=64),

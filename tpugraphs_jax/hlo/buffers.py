@@ -253,7 +253,9 @@ class _Program:
     last = len(self.order) - 1
     uses = [0] * len(self._parent)
     for place, node in enumerate(self.order):
-      for value in itertools.chain(*map(self._values, (node.id, *node.operand_ids))):
+      # Of a tuple, this instruction uses the part alone that is its result.
+      operands = () if node.opcode == "get-tuple-element" else node.operand_ids
+      for value in itertools.chain(*map(self._values, (node.id, *operands))):
         uses[self._root(value)] = place
     of_root: dict[int, list[tuple[proto.HloInstructionProto, proto.ShapeProto]]] = {}
     for node in self.order:

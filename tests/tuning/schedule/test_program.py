@@ -123,6 +123,22 @@ def test_a_copy_hides_behind_kernels_or_stalls():
   assert stalled.cycles == 3 + 500 + stalled.copy_stall
 
 
+@pytest.mark.parametrize(
+  "second, stalled", [("hbm_to_host_iova", 2 * 800 + 10), ("host_iova_to_hbm", 800 + 10 + 1)]
+)
+def test_copies_to_and_from_the_host_take_its_link_beside_kernels(second, stalled):
+  """In each direction one after the other, 100 granules in 800 cycles; `a` takes 500."""
+  copies = (
+    f"%{number} = dma.{code} /*src_address=*/%s1_s1, /*host_iova_low=*/%s2_s2, "
+    f"/*dst_syncflagno=*/[#allocation{number}], /*size_in_granules=*/100"
+    for number, code in enumerate(("hbm_to_host_iova", second), 1)
+  )
+  wait = "%3 = dma.done.wait [#allocation2], 100 /* local-dma-wait */"
+  slow = {"a": text(*[EMPTY] * 500)}
+  found = _simulate({"TLP": text(*copies, _call("a"), wait), **slow})
+  assert found.copy_stall == stalled - 3 - 500
+
+
 def test_a_copy_arrives_after_its_latency_although_its_bytes_have_moved():
   copy = (
     "%1 = dma.hbm_to_vmem /*hbm=*/%s1_s1, /*size_in_granules=*/1, /*vmem=*/%s2_s2, "

@@ -44,6 +44,20 @@ class Flag:
     return time if total >= count else None
 
 
+class HostLink:
+  """The link of a core to its host: in each direction one DMA after the other."""
+
+  def __init__(self, chip: Chip):
+    self._chip = chip
+    self._ends = {HOST: 0.0, "hbm": 0.0}  # when the last DMA to each of them is through
+
+  def move(self, spaces: tuple[str, str], now: float, size: int) -> float:
+    """Moves bytes between memories from a cycle on; returns when they have arrived."""
+    cycles = size * self._chip.clock / self._chip.link.host
+    self._ends[spaces[1]] = max(now, self._ends[spaces[1]]) + cycles
+    return self._ends[spaces[1]] + self._chip.latency
+
+
 class Dmas:
   """The DMAs of a core: the HBM moves one after the other, in the order of their start.
 
@@ -67,7 +81,7 @@ class Dmas:
     # Of DMAs from and of DMAs to the HBM: when the last one is through, and the bytes on their way
     # that none in the other direction has met.
     self._ends, self._unmet = [0.0, 0.0], [0, 0]
-    self._hosts = [0.0, 0.0]  # when the last DMA to and the last one from the host is through
+    self._host = HostLink(chip)
     self.hbm_bytes = self.chip_bytes = self.count = 0
     self.last = 0.0
     self.flags: dict[int, Flag] = {}
@@ -86,12 +100,9 @@ class Dmas:
     self.count += 1
     times = spaces.count("hbm")
     if times:
-      direction = spaces.index("hbm")
-      arrival = self._move(now, times * moved, direction, is_both=times == 2)
+      arrival = self._move(now, times * moved, spaces.index("hbm"), is_both=times == 2)
       if HOST in spaces:
-        passed = max(now, self._hosts[direction]) + moved * chip.clock / chip.link.host
-        self._hosts[direction] = passed
-        arrival = max(arrival, passed + chip.latency)
+        arrival = max(arrival, self._host.move(spaces, now, moved))
     else:
       self.chip_bytes += moved
       arrival = now + moved / chip.vmem

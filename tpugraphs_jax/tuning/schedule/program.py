@@ -22,7 +22,7 @@ from tpugraphs_jax.tuning.schedule import bundles, executor, ici, kernel, linker
 from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips
-from tpugraphs_jax.tuning.schedule.dma import Flag, known
+from tpugraphs_jax.tuning.schedule.dma import Flag, HOST, HostLink, known
 from tpugraphs_jax.tuning.schedule.kernel import Cost
 from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, parameter_number, Unknown
 
@@ -334,6 +334,7 @@ class Run:
     self._flags: dict[int, Flag] = {}
     self._loops = executor.DataLoops(_ITERATIONS[simulation.how], simulation.open_loops)
     self._copies: list[_Copy] = []
+    self._host = HostLink(chip)
     self._moved_until = 0.0
 
   @property
@@ -464,10 +465,12 @@ class Run:
     else:
       self.arrays.copy(destination, to, contents)
     code = code.removeprefix("dma.")
-    if times:
+    if times and HOST not in (source, destination):
       self._copies.append(_Copy(flag, size, times * moved, now, code, moved))
     else:
-      arrival = now + moved / self._chip.vmem
+      # A copy to or from the host takes a fiftieth of what the HBM can move.
+      on_chip = now + moved / self._chip.vmem
+      arrival = self._host.move((source, destination), now, moved) if times else on_chip
       self._record(now, arrival, DMA, code, moved)
       self._flag(flag).arrivals.append((arrival, size))
     return 0.0  # a program starts few
