@@ -76,7 +76,7 @@ def not_finite(state: TrainState) -> str:
   return ""
 
 
-def squared_kernels(params: optax.Params) -> jax.Array:
+def squared_weights(params: optax.Params) -> jax.Array:
   """Sum of squares of all Dense kernels, `[]` float32, without biases and embeddings."""
   flat = traverse_util.flatten_dict(params)
   squares = [jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel"]
@@ -205,7 +205,7 @@ def make_train_step(
     )
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses.combine(weighted, totals, counts)
-    penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+    penalty = options.kernel_l2 * squared_weights(params) / jax.lax.psum(1, parallel.DEVICES)
     penalty += options.activity_l2 * mean_activity(sown.get("activity", {}))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     if options.kernels:
