@@ -260,7 +260,7 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
 @recorded.needs_libtpu
 def test_the_times_of_all_kernels_are_of_the_program_and_most_of_its_nodes_and_groups():
   label = labels.create("tpu_estimate", target="v3", seed=0)
-  with label.opened() as opened:
+  with label.open() as opened:
     found = problem.Problem(Call(network, _ARGS), opened)
     ((_, raw),) = found.raw_labels([found.default])
   picoseconds = sum(kernel["picoseconds"] for kernel in raw["kernels"])

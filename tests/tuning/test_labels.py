@@ -25,15 +25,15 @@ def test_a_label_of_a_tpu_is_a_time(target, monkeypatch):
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
   label = labels.TpuEstimate(target)
   assert label.value(_raw()) == 3_000_000
-  assert "picoseconds" in label.unit and label.what == f"estimated time on {target}"
+  assert "picoseconds" in label.unit and label.noun == f"estimated time on {target}"
   assert label.versions().keys() == {"target", "libtpu", "jax", "simulator"}
 
 
-def test_the_worth_of_a_label_is_that_of_the_constants():
+def test_the_caveat_of_a_label_is_that_of_the_constants():
   for target, chip in chips.chips().items():
-    worth = labels.TpuEstimate(target).worth
-    assert ("no program was measured" in worth) == (chip.low is None)
-    assert chip.low is None or f"{chip.low:.2f} to {chip.high:.2f}" in worth
+    caveat = labels.TpuEstimate(target).caveat
+    assert ("no program was measured" in caveat) == (chip.low is None)
+    assert chip.low is None or f"{chip.low:.2f} to {chip.high:.2f}" in caveat
 
 
 def test_another_constant_is_another_version_of_the_simulator(monkeypatch):
@@ -74,7 +74,7 @@ def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
 
 def test_a_label_that_is_not_open_says_so():
   label = labels.TpuEstimate("tpu:v6e")
-  with pytest.raises(ValueError, match="label.opened"):
+  with pytest.raises(RuntimeError, match="label.open"):
     label.compile(lambda x: x, (1.0,), {})
 
 
@@ -100,7 +100,7 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
 
   label = labels.create("tpu_estimate", target="v6e", seed=0)
   found = []
-  with label.opened() as opened:
+  with label.open() as opened:
     for n in (3, 300):
       args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
       choices = problem.Problem(Call(step, args), opened)

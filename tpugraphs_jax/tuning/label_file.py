@@ -74,7 +74,7 @@ class LabelFile:
       trust.check(record["numbers"], [trust.COUNT], "numbers")
       trust.check(record.get("error", ""), str, "error")
       if "raw" in record:
-        trust.check(record["raw"], self.problem.label.form, "its label")
+        trust.check(record["raw"], self.problem.label.schema, "its label")
         self.problem.label.value(record["raw"])
 
   def label_choices(self, candidates: Sequence[OptionIndices]) -> None:

@@ -11,6 +11,7 @@ once more.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
@@ -29,66 +30,88 @@ from tpugraphs_jax.tuning.schedule import chips
 
 
 class KernelRecord(TypedDict, total=False):
-  """The time of a kernel in a label."""
+  """The time of a kernel: from `TpuEstimate.estimate` with `operations`, in a file with `nodes`."""
 
   picoseconds: int  # of all calls
   group: int | None  # of the choice; None for a kernel of no group
   operations: tuple[costs.Operation, ...]  # that it has, as the compiler's program names them
-  nodes: list[int]  # of the problem's graph, in the place of operations
+  nodes: list[int]  # of the problem's graph that these operations come from
 
 
 class LabelRecord(TypedDict, total=False):
-  """The raw numbers of a choice, those of its kind of label, as `label_file` keeps them."""
+  """The raw numbers of a choice, those of its kind of label; `schema` has those of a file."""
 
   milliseconds: float  # `TpuEstimate`: of the program
-  kernels: list[KernelRecord]  # those that have a time, and not only a bound
+  kernels: list[KernelRecord]  # `TpuEstimate`: those that have a time, and not only a bound
   bytes_accessed: int  # `BytesEstimate`
   seconds: list[float]  # `Measured`: of a call, a number for each round
-  noise: float  # `Measured`: of the machine in these rounds, see `measure.measure`
+  noise: float  # `Measured`, not in a file: of the machine in these rounds, see `measure.measure`
 
 
 # The numbers of labels of earlier versions.
 _EARLIER = {"optimal_seconds", "estimated_cycles"}
+# What jax, XLA and `estimate` raise for a function that they cannot handle.
+_REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
 
-class Label:
+class Label(abc.ABC):
   """A way to label the choices of a program.
 
   Attributes:
     name: the value of `--label`.
-    form: schema of the raw numbers in a file, as of `trust.check`.
+    schema: of the raw numbers in a file, as of `trust.check`.
     unit: of `value`, in words.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
-    worth: a sentence about how well labels agree with run times.
-    margin: smaller relative gains are none.
+    min_gain: the least relative gain that counts as one.
     made_together: whether all labels of a search are made at once, because only these compare.
   """
 
   name: ClassVar[str]
-  form: ClassVar[trust.Record]
+  schema: ClassVar[trust.Record]
+  unit: ClassVar[str]
   target: str | None = None
+  min_gain: ClassVar[float] = 0.02  # of estimates, as in `benchmarks/tune.py`
   made_together: ClassVar[bool] = False
-  margin: ClassVar[float] = 0.02  # of estimates, as in `benchmarks/tune.py`
 
   @property
-  def unit(self) -> str:
-    raise NotImplementedError
-
-  @property
-  def worth(self) -> str:
-    raise NotImplementedError
-
-  @property
-  def what(self) -> str:
+  @abc.abstractmethod
+  def noun(self) -> str:
     """The name of the label in messages, such as `measured time`."""
-    raise NotImplementedError
+
+  @property
+  @abc.abstractmethod
+  def caveat(self) -> str:
+    """A sentence about how well labels agree with run times."""
+
+  @abc.abstractmethod
+  def label_all(
+    self, functions: Functions, args: tuple
+  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
+    """The raw numbers of each function, or the error with which it failed.
+
+    Args:
+      functions: that compute the same, with their numbers and compiler options.
+      args: their arguments, arrays or `jax.ShapeDtypeStruct`.
+    """
+
+  @abc.abstractmethod
+  def amount(self, raw: LabelRecord) -> float:
+    """The label in `unit`, from raw numbers.
+
+    Raises:
+      ValueError: the raw numbers are those of an earlier version.
+    """
+
+  def value(self, raw: LabelRecord) -> int:
+    """The label as a positive integer, by which others can be divided; raises as `amount`."""
+    return max(1, round(self.amount(raw)))
 
   @property
   def stage(self) -> str:
     """The stage of compilation of the module from which the graph is made."""
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
-  def opened(self) -> contextlib.AbstractContextManager[Label]:
+  def open(self) -> contextlib.AbstractContextManager[Label]:
     """The label with what it needs for a search, which ends with the context."""
     return contextlib.nullcontext(self)
 
@@ -106,33 +129,31 @@ class Label:
     """The function as the label's compiler compiles it."""
     return measure.compile_function(function, args, compiler_options)
 
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, LabelRecord | Exception]]:
-    """The raw numbers of each function, or the error with which it failed."""
+
+class Estimate(Label):
+  """A label that a compiler gives: each function is compiled, and does not run."""
+
+  @abc.abstractmethod
+  def estimate(self, compiled: Any, call: Call) -> LabelRecord:
+    """The raw numbers of a compiled call.
+
+    Raises:
+      ValueError: it has none.
+    """
+
+  def label_all(
+    self, functions: Functions, args: tuple
+  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
     for number, function, compiler_options in functions:
       try:
         compiled = self.compile(function, args, compiler_options)
         yield number, self.estimate(compiled, Call(function, args, {}))
-      except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
+      except _REFUSALS as error:
         yield number, error
-
-  def estimate(self, compiled: Any, call: Call) -> LabelRecord:
-    """The raw numbers of a compiled call.
-
-    Labels that compare functions override `run`.
-    """
-    raise NotImplementedError
-
-  def value(self, raw: LabelRecord) -> int:
-    """The label, a positive integer, from raw numbers.
-
-    Raises:
-      ValueError: the raw numbers are those of an earlier version.
-    """
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuEstimate(Label):
+class TpuEstimate(Estimate):
   """The time of `estimate`, by the TPU compiler on a machine without a TPU.
 
   It comes from the final schedules of the kernels. It orders AlexNet's measured layouts better than
@@ -140,28 +161,28 @@ class TpuEstimate(Label):
   label.
 
   Attributes:
-    compiler: compiles in a process of its own, which writes the schedules; of `opened`.
+    compiler: compiles in a process of its own, which writes the schedules; of `open`.
   """
 
-  target: str  # such as tpu:v3
+  target: str = dataclasses.field()  # such as tpu:v3; a field without a default
   compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
-  form: ClassVar[trust.Record] = trust.Record(
+  schema: ClassVar[trust.Record] = trust.Record(
     milliseconds=trust.NUMBER,
     kernels=[trust.Record(picoseconds=trust.COUNT, group=(int, type(None)), nodes=[trust.COUNT])],
   )
-  unit = (
+  unit: ClassVar[str] = (
     "picoseconds, the time of the program by the schedules of its kernels; an estimate and no "
     "measurement"
   )
 
   @contextlib.contextmanager
-  def opened(self) -> Iterator[TpuEstimate]:
+  def open(self) -> Iterator[TpuEstimate]:
     with Compiler() as compiler:
       yield dataclasses.replace(self, compiler=compiler)
 
   @property
-  def worth(self) -> str:
+  def caveat(self) -> str:
     ends = costs.spread(self.target)
     spread = (
       f"of the programs that were measured on {self.target}, nine of ten took {ends[0]:.2f} to "
@@ -175,7 +196,7 @@ class TpuEstimate(Label):
     )
 
   @property
-  def what(self) -> str:
+  def noun(self) -> str:
     return f"estimated time on {self.target}"
 
   def versions(self) -> dict[str, str]:
@@ -190,7 +211,7 @@ class TpuEstimate(Label):
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
   ) -> tpu.TpuProgram:
     if self.compiler is None:
-      raise ValueError("the compiler is not started, expected `with label.opened() as label`")
+      raise RuntimeError("the compiler is not started, expected `with label.open() as label`")
     call = jaxprs.for_one_device(Call(function, args, {}))
     try:
       return self.compiler.compile(call, self.target, compiler_options=compiler_options)
@@ -222,7 +243,7 @@ class TpuEstimate(Label):
     ]
     return {"milliseconds": row.milliseconds, "kernels": kernels}
 
-  def value(self, raw: LabelRecord) -> int:
+  def amount(self, raw: LabelRecord) -> float:
     if found := _EARLIER & raw.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
@@ -230,23 +251,18 @@ class TpuEstimate(Label):
     return to_picoseconds(raw["milliseconds"])
 
 
-def to_picoseconds(milliseconds: float) -> int:
-  """Milliseconds as a whole number of picoseconds."""
-  return round(1e9 * milliseconds)
-
-
 @dataclasses.dataclass(frozen=True)
-class BytesEstimate(Label):
+class BytesEstimate(Estimate):
   """Bytes that the program moves after this machine's compiler has optimised it.
 
   It needs neither libtpu nor a quiet machine, so that everything can be tried with it.
   """
 
   name: ClassVar[str] = "bytes_estimate"
-  form: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
-  unit = "bytes accessed, an estimate of this machine's compiler"
-  what = "number of bytes accessed"
-  worth = "An estimate of this machine's compiler and no run time."
+  schema: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
+  unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
+  noun = "number of bytes accessed"
+  caveat = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled, call: Call) -> LabelRecord:
     cost = compiled.cost_analysis()
@@ -254,7 +270,7 @@ class BytesEstimate(Label):
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
     return {"bytes_accessed": int(cost["bytes accessed"])}
 
-  def value(self, raw: LabelRecord) -> int:
+  def amount(self, raw: LabelRecord) -> float:
     return raw["bytes_accessed"]
 
 
@@ -264,22 +280,24 @@ class Measured(Label):
 
   seed: int = 0
   name: ClassVar[str] = "measured"
-  form: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
-  unit = "nanoseconds of a call, the minimum of interleaved rounds"
-  what = "measured time"
-  worth = "Measured on the device at hand, with random arrays for shapes."
+  schema: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
+  unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
+  noun = "measured time"
+  caveat = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
-  margin: ClassVar[float] = 0.0  # the interval of the pairs decides
+  min_gain: ClassVar[float] = 0.0  # the interval of the pairs decides
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
 
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, LabelRecord | Exception]]:
+  def label_all(
+    self, functions: Functions, args: tuple
+  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
     found = measure.measure(functions, args, seed=self.seed)
     return cast("Iterator[tuple[int, LabelRecord | Exception]]", found)
 
-  def value(self, raw: LabelRecord) -> int:
-    return max(1, round(min(raw["seconds"]) * 1e9))
+  def amount(self, raw: LabelRecord) -> float:
+    return 1e9 * min(raw["seconds"])
 
 
 def reason(error: Exception) -> str:
@@ -299,6 +317,11 @@ def group_of(kernel: costs.KernelCost) -> int | None:
   """
   numbers = (choosing.number_in(operation.name) for operation in kernel.operations)
   return next((number for number in numbers if number is not None), None)
+
+
+def to_picoseconds(milliseconds: float) -> int:
+  """Milliseconds as a whole number of picoseconds."""
+  return round(1e9 * milliseconds)
 
 
 def create(name: str, *, target: str | None, seed: int) -> Label:

@@ -238,7 +238,7 @@ class Problem:
         begin(numbers)
         yield place, self.apply(numbers), self.compiler_options_of(numbers)
 
-    for place, outcome in self.label.run(functions(), self.call.arrays):
+    for place, outcome in self.label.label_all(functions(), self.call.arrays):
       if not isinstance(outcome, Exception) and "kernels" in outcome:
         outcome = {**outcome, "kernels": list(map(self._with_nodes, outcome["kernels"]))}
       yield candidates[place], outcome

@@ -111,7 +111,7 @@ def tune(
   call = Call(function, args, kwargs)
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
-  with console.working(f"tune {call.__name__}", is_on=progress) as work, label.opened() as label:
+  with console.working(f"tune {call.__name__}", is_on=progress) as work, label.open() as label:
     work.note(f"tracing {call.__name__}, and compiling it once")
     start = time.monotonic()
     check_state(call)
@@ -206,7 +206,7 @@ def load_ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   for member in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
     if is_given and (learnt := _learnt(member, label)):
       logging.warning(
-        f"{member!r} has learnt labels of {learnt}, and tune labels the {label.what}: its order is "
+        f"{member!r} has learnt labels of {learnt}, and tune labels the {label.noun}: its order is "
         "worth less"
       )
   return ranker
@@ -275,7 +275,7 @@ def decide(file: LabelFile) -> tuple[OptionIndices, tuple[float, float, float] |
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")
   best = min(file.raw, key=file.ratio)  # the first of equals: the default
   if not isinstance(label, labels.Measured) or best == default:
-    return (best if file.ratio(best) <= 1 - label.margin else default), None
+    return (best if file.ratio(best) <= 1 - label.min_gain else default), None
   first, second = problem.apply(default), problem.apply(best)
   options, arrays = problem.compiler_options_of(best), problem.call.arrays
   with console.working("comparing the best choice with the compiler's own"):

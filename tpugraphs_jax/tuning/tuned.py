@@ -127,13 +127,13 @@ class Tuned(Page):
     return [self.decision, self._summary()]
 
   def _notes(self) -> list[str]:
-    return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
+    return [" ".join(filter(None, [self.label.caveat, self.order])), self.decision]
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
     default = self.tried[self.problem.default]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
-    head = [f"{self.label.what} / own", "groups changed"]
+    head = [f"{self.label.noun} / own", "groups changed"]
     rows = [[f"{value / default:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
     changes = self.program.table(self._other_times() if self.changes else ())
     return [changes, Table(head, rows)]
@@ -147,7 +147,7 @@ class Tuned(Page):
     about = {
       "compiler_options": self.compiler_options,
       "name": self.problem.name,
-      "label": self.label.what,
+      "label": self.label.noun,
       "ratio": self.ratio,
       **self.label.versions(),
     }
@@ -164,7 +164,7 @@ class Tuned(Page):
     numbers = self.problem.layouts_of(self.numbers)
     values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
     return (
-      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
+      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.noun} of the "
       f"compiler's own choice, with layouts chosen for {sum(number > 0 for number in numbers)} of "
       f"{len(numbers)} groups{values}{self.problem.left_out}"
     )
@@ -175,11 +175,11 @@ class Tuned(Page):
       return f"every other choice failed: {next(iter(self.errors.values()))}"
     default, least = self.tried[self.problem.default], min(self.tried.values())
     if least == default:
-      return f"none had a lower {self.label.what}"
+      return f"none had a lower {self.label.noun}"
     if not self.compared:
       return (
-        f"the best other one took {least / default:.3f} of its {self.label.what}, and gains below "
-        f"{self.label.margin:.0%} are no gain"
+        f"the best other one took {least / default:.3f} of its {self.label.noun}, and gains below "
+        f"{self.label.min_gain:.0%} are no gain"
       )
     return (
       f"the best other one took {least / default:.3f} of its time in the trials, and "

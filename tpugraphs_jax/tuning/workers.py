@@ -243,7 +243,7 @@ def label_program(request: LabelRequest) -> None:
   if is_finished(request, key, label):
     return
   # Waits for a worker whose command was killed.
-  with files.appending(request.log), label.opened() as label:
+  with files.appending(request.log), label.open() as label:
     problem = Problem(
       Call(program.function, program.args, program.kwargs),
       label,
