@@ -37,7 +37,7 @@ __all__ = ["Choice", "Choices", "apply", "choices", "measure"]
 _SECONDS_MEASURED = 86400.0
 
 
-@console.command
+@console.command(keeps="labels that are made are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
   args = _parse(sys.argv[1:] if argv is None else argv)

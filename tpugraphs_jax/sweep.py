@@ -289,7 +289,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   return args
 
 
-@console.command
+@console.command(keeps="finished runs are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 0 where every run is done."""
   args = _parse(sys.argv[1:] if argv is None else argv)

@@ -71,7 +71,9 @@ def test_training_equals_a_plain_loop_on_one_device(unstopped):
     result.state.params,
     state.params,
   )
-  assert result.step == toy.STEPS == result.state.step and result.why.startswith("last epoch")
+  assert result.step == toy.STEPS == result.state.step and result.stop_reason.startswith(
+    "last epoch"
+  )
 
 
 def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped):
@@ -177,7 +179,7 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
     with pytest.raises(SystemExit):
       go(stopping_batches(stop_at))
     result = go(make_batches(), resume=True)
-  assert result.why.startswith("early stopping") and result.step == 10
+  assert result.stop_reason.startswith("early stopping") and result.step == 10
   assert (result.progress.best_value, result.progress.best_step) == (0.5, 4)
 
 
@@ -263,10 +265,10 @@ def test_profile_is_written(tmp_path, steps):
 @pytest.mark.parametrize(
   "which, options, expected",
   [
-    ("is_evaluated", dict(total_epochs=7, steps_per_epoch=4, eval_every_epochs=3), [12, 24, 28]),
-    ("is_evaluated", dict(total_epochs=3, steps_per_epoch=2), [2, 4, 6]),
-    ("is_saved", dict(total_epochs=2, steps_per_epoch=5), []),
-    ("is_saved", dict(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3), [3, 6, 9]),
+    ("evaluation_due", dict(total_epochs=7, steps_per_epoch=4, eval_every_epochs=3), [12, 24, 28]),
+    ("evaluation_due", dict(total_epochs=3, steps_per_epoch=2), [2, 4, 6]),
+    ("save_due", dict(total_epochs=2, steps_per_epoch=5), []),
+    ("save_due", dict(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3), [3, 6, 9]),
     ("is_logged", dict(total_epochs=2, steps_per_epoch=5, log_every_steps=4), [4, 8]),
     ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10]),
   ],

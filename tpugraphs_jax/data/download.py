@@ -310,7 +310,7 @@ def _size(path: Path) -> int:
   return path.stat().st_size if path.exists() else 0
 
 
-@console.command
+@console.command(keeps="finished files are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 1 where a download failed, 2 where it was refused."""
   parser = console.parser("data.download", "Downloads the released TpuGraphs collections.")

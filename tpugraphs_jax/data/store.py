@@ -249,7 +249,7 @@ def _layout_collections(root: Path) -> list[str]:
   return released + [f"layout:{OWN}:{name}" for name in names]
 
 
-@console.command
+@console.command(keeps="graphs that are stored are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   args = _parse(sys.argv[1:] if argv is None else argv)

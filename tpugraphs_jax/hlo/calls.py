@@ -10,9 +10,10 @@ further outputs of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import copy
 import dataclasses
+import difflib
 import functools
 import inspect
 from pathlib import Path
@@ -240,7 +241,8 @@ class Call:
         raise
       raise ValueError(
         f"{self.__name__} fails with Python numbers of its arguments as arrays, as under jax.jit: "
-        "fix settings with functools.partial, or wrap a function of modules in eqx.filter_jit "
+        "give shapes as jax.ShapeDtypeStruct, fix settings with functools.partial, or wrap a "
+        "function of modules in eqx.filter_jit "
         f"({type(error).__name__}: {str(error).splitlines()[0]})"
       ) from error
     return Trace(program, kept[0], jit_options.read_jaxpr(program.jaxpr))
@@ -437,3 +439,30 @@ def _say_narrowed(name: str, given: str, taken: str) -> None:
   logging.warning(
     "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
   )
+
+
+def check_keywords(
+  function: Callable[..., Any], keywords: Iterable[str], command: Callable[..., Any]
+) -> None:
+  """Refuses (ValueError) keywords that a function does not take, as misspelt options of a command.
+
+  Args:
+    function: which a command such as `tune` calls with all keywords that are none of its options.
+    keywords: these.
+    command: has the options.
+  """
+  try:
+    taken = inspect.signature(function).parameters.values()
+  except (TypeError, ValueError):  # it has none
+    return
+  if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+    return
+  parameters = inspect.signature(command).parameters.values()
+  options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+  for keyword in set(keywords) - {parameter.name for parameter in taken}:
+    near = difflib.get_close_matches(keyword, options, 1)
+    name = getattr(function, "__name__", type(function).__name__)
+    raise ValueError(
+      f"{keyword} is no argument of {name} and no option of {command.__name__}"
+      + (f"; did you mean {near[0]}?" if near else f", which has {', '.join(options)}")
+    )

@@ -70,10 +70,7 @@ def full_name(target: str) -> str:
   name = f"tpu:{str(target).removeprefix('tpu:')}"
   if name not in GENERATIONS:
     short = ", ".join(key.removeprefix("tpu:") for key in GENERATIONS)
-    raise ValueError(
-      f"target is {target!r}, expected a TPU generation, one of {short}; leave "
-      "the target out for the machine at hand"
-    )
+    raise ValueError(f"target is {target!r}, expected a TPU generation, one of {short}")
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(
       f"target {target!r} needs the TPU compiler, and no libtpu is installed; "

@@ -13,18 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import errno
 import functools
 import html
 import logging
 import math
 import os
+from pathlib import Path
+import re
 import select
 import signal
 import sys
+import sysconfig
 import threading
 import time
-from types import ModuleType
+import traceback
+from types import FrameType, ModuleType
 from typing import Any, NoReturn, TextIO
 
 import tqdm
@@ -36,6 +41,8 @@ _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
 )
 _CELL = 'style="text-align: left; white-space: nowrap"'  # of a table in HTML
 _LONGEST = 2000  # characters of a message
+_DROP_EXCEPTIONS = ("_xla_gc_callback", "__del__")  # functions whose callers print what they raise
+_ONCE_MORE = 0.05  # seconds until a signal that came in one of them is sent again
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 _written = 0.0  # when the last line was written, of `time.monotonic`
@@ -323,10 +330,51 @@ class Tables:
     return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
 
-def interrupted() -> NoReturn:
-  """Ends a command after Ctrl-C: one line on standard error, exit code 130."""
-  print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
+def interrupted(advice: str = "") -> NoReturn:
+  """Ends a command after Ctrl-C: one line on standard error, exit code 130.
+
+  Args:
+    advice: what is kept and how to go on, if anything.
+  """
+  print(f"interrupted{advice and ': '}{advice}", file=sys.stderr)
   sys.exit(130)
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[None]:
+  """Lets Ctrl-C reach the command also where it comes while Python drops what is raised.
+
+  jax calls back where garbage is collected, and so does Python where an object ends: an exception
+  is printed there and does not go on. The signal then comes once more.
+  """
+  is_ours = threading.current_thread() is threading.main_thread()
+  if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    yield
+    return
+
+  def raise_outside(number: int, frame: FrameType | None) -> None:
+    if frame is None or frame.f_code.co_name not in _DROP_EXCEPTIONS:
+      signal.default_int_handler(number, frame)
+    threading.Timer(_ONCE_MORE, os.kill, (os.getpid(), number)).start()
+
+  signal.signal(signal.SIGINT, raise_outside)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def place_of(error: BaseException) -> str:
+  """Where code of the user raised an error, such as `steps.py:12: `; empty elsewhere."""
+  own = str(Path(__file__).parents[1])
+  installed = (own, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+  place = ""
+  for frame in traceback.extract_tb(error.__traceback__):
+    if not frame.filename.startswith(installed):
+      place = f"{Path(frame.filename).name}:{frame.lineno}: "
+    elif frame.filename.startswith(own):
+      place = ""  # the package raises it, on what it was given there
+  return place
 
 
 @contextlib.contextmanager
@@ -377,10 +425,23 @@ def parser(
     **options: of `argparse.ArgumentParser`.
   """
   name, lines = f"python -m tpugraphs_jax.{module}", argparse.RawDescriptionHelpFormatter
-  made = argparse.ArgumentParser(name, description=description, formatter_class=lines, **options)
+  made = _Parser(name, description=description, formatter_class=lines, **options)
   for flag, advice in (withdrawn or {}).items():
     made.add_argument(flag, action=_Withdrawn, nargs="?", metavar=advice, help=argparse.SUPPRESS)
   return made
+
+
+class _Parser(argparse.ArgumentParser):
+  """A parser whose refusals are one line; a flag that is not known is told its nearest one."""
+
+  def error(self, message: str) -> NoReturn:
+    unknown, known = re.search(r"unrecognized arguments: (--[\w-]+)", message), self._flags()
+    near = difflib.get_close_matches(unknown[1], known, 1) if unknown else []
+    advice = f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` says what it takes"
+    self.exit(2, f"error: {one_line(message)}{advice}\n")
+
+  def _flags(self) -> list[str]:
+    return [flag for action in self._actions for flag in action.option_strings]
 
 
 class _Withdrawn(argparse.Action):
@@ -396,12 +457,21 @@ def check_seconds(flag: str, seconds: float) -> None:
     raise ValueError(f"{flag}={seconds}, expected seconds above 0")
 
 
-def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+def command(
+  main: Callable[[Sequence[str] | None], int] | None = None, *, keeps: str = ""
+) -> Callable[..., Any]:
   """Decorates a function that takes the arguments of a command and returns its exit status.
 
-  The command tells of itself as long work does (`working`). After a mistake of the user it prints
-  one line to standard error and returns status 2, and after Ctrl-C it returns 130.
+  The command tells of itself as long work does (`working`). After a mistake of the user, also in
+  code that the user gave, it prints one line to standard error and returns status 2, and after
+  Ctrl-C it returns 130.
+
+  Args:
+    main: the function.
+    keeps: what a command that Ctrl-C ends has kept, and how to go on.
   """
+  if main is None:
+    return functools.partial(command, keeps=keeps)
   spec = sys.modules["__main__"].__spec__ if main.__module__ == "__main__" else None
   module = spec.name if spec else main.__module__
   *_, name = module.removesuffix(".__main__").split(".")
@@ -409,13 +479,17 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
   @functools.wraps(main)
   def run(argv: Sequence[str] | None = None) -> int:
     try:
-      with working(name), explaining_devices():
+      with _ctrl_c(), working(name), explaining_devices():
         return main(argv)
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-      print(f"error: {one_line(error)}", file=sys.stderr)
-      return 2
     except KeyboardInterrupt:
-      interrupted()
+      interrupted(keeps)
+    except Exception as error:
+      is_mistake = isinstance(error, ValueError | OSError | ImportError | MemoryError)
+      if not (place := place_of(error)) and not is_mistake:
+        raise
+      kind = "" if is_mistake else f"{type(error).__name__}: "
+      print(f"error: {place}{kind}{one_line(error)}", file=sys.stderr)
+      return 2
 
   return run
 

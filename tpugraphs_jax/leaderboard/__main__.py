@@ -179,7 +179,7 @@ def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
   ]
 
 
-@console.command
+@console.command(keeps="finished runs are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Makes the missing runs and writes the page; returns the exit status."""
   parser = console.parser("leaderboard", __doc__)

@@ -12,6 +12,9 @@ kernel, so that the network runs once per kernel:
 Chunks of configurations may span kernels: every kernel is computed once, and only the last chunk
 is padded.
 
+Sizes of arrays: G kernels (graphs) with N nodes in all and C configurations each; E features of an
+opcode embedding, F of a node, F' of a configuration, H of a layer, P of a readout.
+
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4). Options have
 the defaults of its flags.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +67,9 @@ class LateJoin(TileFamily):
     def head(network, pooled, configs):
       return network.score(network.join(pooled, configs))
 
-    score = lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
+    def score(params, pooled, configs):
+      return self.network.apply({"params": params}, pooled, configs, method=head)
+
     return jax.jit(score)
 
   def run_network(
@@ -77,22 +82,34 @@ class LateJoin(TileFamily):
     pooled = np.stack(self.encoder(params, graphs, config_ids))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])
-    kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
-    scores = np.zeros(len(kernel), np.float32)
-    for start in range(0, len(kernel), self.chunk):
+    graph_of_config = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
+    scores = np.zeros(len(feat), np.float32)
+    for start in range(0, len(feat), self.chunk):
       part = slice(start, start + self.chunk)
-      inputs = [self._pad(pooled[kernel[part]]), self._pad(feat[part])]
+      inputs = [self._pad(pooled[graph_of_config[part]]), self._pad(feat[part])]
       scores[part] = np.asarray(self._head(params, *inputs))[: len(scores[part])]
     return np.split(scores, np.cumsum([len(ids) for ids in config_ids])[:-1])
 
   def _pad(self, x: np.ndarray) -> np.ndarray:
-    """Pads `x [n, F]` with zeros, to a power of two rows or a whole chunk."""
+    """Pads `x [n, F]` with zeros, to a power of two rows or a whole chunk: few shapes compile."""
     size = min(self.chunk, 1 << max(len(x) - 1, 0).bit_length())
     return np.pad(x, [(0, size - len(x)), (0, 0)])
 
 
+class Blocks(NamedTuple):
+  """The weights of a linear layer on (embedding, configuration, node features), one by one."""
+
+  embedding: jax.Array  # [E, H] float32
+  config: jax.Array  # [F', H] float32; [0, H] with late join
+  feat: jax.Array  # [F, H] float32
+
+
 class _TileModel(base.Network):
-  """Options and layers of all tile models."""
+  """Options and layers of all tile models.
+
+  A model has `early_join`, and its `setup` makes `op_embedding` and `head`. Its first layer is made
+  without a dtype: `Blocks` are float32, and `matmul` casts them to `dtype`.
+  """
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
   hidden_dim: int = option(64, "width of every other layer", least=1)
@@ -136,40 +153,39 @@ class _TileModel(base.Network):
     """A linear layer to `hidden_dim` features."""
     return Dense(self.hidden_dim, dtype=self.dtype)
 
-  def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
-    """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
-    return layers.matmul(x, kernel, dtype=self.dtype)
+  def matmul(self, x: Array, weight: jax.Array) -> jax.Array:
+    """`x [..., K] @ weight [K, H]` in the dtype of the computation: `[..., H]`."""
+    return layers.matmul(x, weight, dtype=self.dtype)
 
   def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
     """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""
     return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
 
-  def first_kernel(
+  def first_weights(
     self, layer: Dense, batch: TileBatch, copies: int = 1
-  ) -> tuple[list[jax.Array], jax.Array]:
-    """Kernel blocks of a layer on (embedding, configuration, features), and its bias.
+  ) -> tuple[list[Blocks], jax.Array]:
+    """The weights of the first layer for each of its inputs, and its bias `[H]` float32.
 
     Args:
-      layer: its input is `copies` concatenations of the three, one after the other.
-      batch: for the widths; with late join the block of the configuration is empty.
+      layer: its input is `copies` concatenations of the three of `Blocks`, one after the other.
+      batch: for the widths.
       copies: number of concatenations.
-
-    Returns:
-      `3 * copies` arrays `[width, H]`, and `[H]`, float32.
     """
     config = batch.config_feat.shape[-1] if self.early_join else 0
-    sizes = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
-    return layer.blocks(sizes * copies)
+    widths = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
+    parts, bias = layer.blocks(widths * copies)
+    count = len(widths)
+    return [Blocks(*parts[count * copy : count * (copy + 1)]) for copy in range(copies)], bias
 
-  def project_static(
-    self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
-  ) -> jax.Array:
-    """Applies their kernel blocks to embeddings and node features: `[N, H]`."""
-    return self.matmul(static[0], blocks[0]) + self.matmul(static[1], blocks[2])
+  def project_static(self, static: tuple[jax.Array, jax.Array], blocks: Blocks) -> jax.Array:
+    """The part of embeddings and node features in the layer: `[N, H]`."""
+    embedded, feat = static
+    return self.matmul(embedded, blocks.embedding) + self.matmul(feat, blocks.feat)
 
-  def project_config(self, batch: TileBatch, block: jax.Array) -> jax.Array:
-    """Applies a kernel block to each configuration, and copies the result to nodes: `[N, C, H]`."""
-    return pooling.per_node(self.matmul(batch.config_feat, block), node_graph(batch.graph))
+  def project_config(self, batch: TileBatch, blocks: Blocks) -> jax.Array:
+    """The part of each configuration in the layer, copied to the nodes: `[N, C, H]`."""
+    projected = self.matmul(batch.config_feat, blocks.config)
+    return pooling.per_node(projected, node_graph(batch.graph))
 
   def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
@@ -195,27 +211,28 @@ class TileSAGE(_TileModel):
   def pooled(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     x = self.first_layer(batch)
-    for layer in range(1, self.num_gnns):
-      with jax.named_scope(f"sage_{layer}"):
+    for number, layer in enumerate(self.sage[1:], 1):
+      with jax.named_scope(f"sage_{number}"):
         x = jnp.concatenate([neighbour_sum(x, batch.adjacency, BOTH), x], axis=-1)
-        x = layers.l2_normalize(leaky_relu(self.sage[layer](x)))
+        x = layers.l2_normalize(leaky_relu(layer(x)))
     return self.pool(x, batch)
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
 
-    A configuration c is equal on all nodes of a graph. Its part of `B x` is therefore
-    (number of neighbours) * c, without a sum over edges.
+    `Dense(concat(B x, x)) = B (x W1) + x W2 + b`: each part of x passes through its weights where
+    this is cheapest. A configuration c is equal on all nodes of a graph. Its part of `B x` is
+    therefore (number of neighbours) * c, without a sum over edges.
     """
-    blocks, bias = self.first_kernel(self.sage[0], batch, copies=2)
+    (of_neighbours, own), bias = self.first_weights(self.sage[0], batch, copies=2)
     static = self.static_features(batch)
     with jax.named_scope("sage_0"):
-      x = neighbour_sum(self.project_static(static, blocks[:3]), batch.adjacency, BOTH)
-      x += self.project_static(static, blocks[3:]) + bias[None].astype(x.dtype)
+      x = neighbour_sum(self.project_static(static, of_neighbours), batch.adjacency, BOTH)
+      x += self.project_static(static, own) + bias[None].astype(x.dtype)
       if self.early_join:
         neighbours = degree(batch.adjacency, BOTH, len(x)).astype(x.dtype)
-        x = x[:, None] + self.project_config(batch, blocks[4])
-        x += neighbours[:, None, None] * self.project_config(batch, blocks[1])
+        x = x[:, None] + self.project_config(batch, own)
+        x += neighbours[:, None, None] * self.project_config(batch, of_neighbours)
       return layers.l2_normalize(leaky_relu(x))
 
 
@@ -228,29 +245,31 @@ class ResGCN(_TileModel):
   directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
-    mlp = lambda: MLP((self.hidden_dim, self.hidden_dim), dtype=self.dtype)
-    directed = lambda: {side: mlp() for side in ("forward", "reverse", "self")}
-    convolution = directed if self.directed else mlp
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = Dense(self.hidden_dim), self.dense()
-    self.gcn = [convolution() for _ in range(self.num_gnns)]
+    self.gcn = [self.convolution() for _ in range(self.num_gnns)]
     self.head = MLP((self.hidden_dim, 1))
+
+  def convolution(self) -> MLP | dict[str, MLP]:
+    """The layers of a round, for `update`."""
+    layer = functools.partial(MLP, (self.hidden_dim, self.hidden_dim), dtype=self.dtype)
+    return {side: layer() for side in ("forward", "reverse", "self")} if self.directed else layer()
 
   def pooled(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `TileSAGE`, float32."""
     x = self.first_layer(batch)
-    for layer, convolution in enumerate(self.gcn):
-      with jax.named_scope(f"gcn_{layer}"):
+    for number, convolution in enumerate(self.gcn):
+      with jax.named_scope(f"gcn_{number}"):
         x += self.update(leaky_relu(x), batch, convolution)
     return self.pool(leaky_relu(x), batch)
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
-    blocks, bias = self.first_kernel(self.pre_0, batch)
-    x = self.project_static(self.static_features(batch), blocks)
+    (own,), bias = self.first_weights(self.pre_0, batch)
+    x = self.project_static(self.static_features(batch), own)
     x += bias[None].astype(x.dtype)
     if self.early_join:
-      x = x[:, None] + self.project_config(batch, blocks[1])
+      x = x[:, None] + self.project_config(batch, own)
     return self.pre_1(leaky_relu(x))
 
   def update(self, y: jax.Array, batch: TileBatch, convolution: Any) -> jax.Array:

@@ -60,7 +60,7 @@ def launch(values: flags.FlagValues, kind: str) -> None:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config.config))
   except KeyboardInterrupt:
-    console.interrupted()
+    console.interrupted("a run that has begun is kept: go on with --resume")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.synthetic import generate, SCALES
 
 
-@console.command
+@console.command(keeps="finished files are kept: run the same command again")
 def main(argv: Sequence[str] | None = None) -> int:
   """Writes the collections that the arguments name; returns the exit status."""
   parser = console.parser("synthetic", "Writes synthetic collections in the released form.")

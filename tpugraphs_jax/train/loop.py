@@ -23,7 +23,7 @@ class TrainResult:
   state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
   progress: checkpoint.Progress
-  why: str  # reason of the end, in words
+  stop_reason: str  # in words
   compile_seconds: float  # of the first step, which compiles
 
 
@@ -39,12 +39,15 @@ def train(
 
   Args:
     training: first state, step, batches and timetable.
-    evaluate: computes metrics of parameters, also the metric of the timetable.
+    evaluate: gives the metrics of parameters by name, that of the timetable among them.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
-    run: what all phases of the run share.
+    run: whether it resumes, what its checkpoint must agree with, and what is shown and profiled.
     save_model: called with parameters, step and metrics of the evaluation that makes the model,
       before its checkpoint is saved. If the run is killed in between, the resumed run calls it
       again.
+
+  Returns:
+    The last state, its step, and why the run ended there.
 
   Raises:
     ValueError: the folder holds a run and `run.resume` is False; a checkpoint of another config or
@@ -55,14 +58,17 @@ def train(
   timetable = training.timetable
   with Session(training, Path(workdir), run or Run()) as session:
     state, step = session.restore()
+    # The last step has an evaluation, whose metric may be why the run ends. A resumed run does
+    # not repeat the evaluation of its checkpoint.
     while True:
-      if timetable.is_evaluated(step) and step > session.progress.evaluated_step:
-        session.evaluate(state, step, evaluate, save_model)
+      if timetable.evaluation_due(step) and step > session.progress.evaluated_step:
+        session.evaluate_and_save(state, step, evaluate, save_model)
       if session.is_stop_asked(step):
-        raise session.stopped(state, step)
+        session.save(state, step)
+        raise session.exit_after_signal(step)
       if timetable.is_end(step, session.progress.best_step):
         break
-      if timetable.is_saved(step):
+      if timetable.save_due(step):
         session.save(state, step)
       batch = session.next_batch(step)
       with session.timing(step):
@@ -70,5 +76,5 @@ def train(
       step += 1
       session.log_step(step, metrics)
     session.log_end(step)
-    why, seconds = timetable.why_ended(step), session.compile_seconds
-    return TrainResult(parallel.unreplicate(state), step, session.progress, why, seconds)
+    reason, seconds = timetable.stop_reason(step), session.compile_seconds
+    return TrainResult(parallel.unreplicate(state), step, session.progress, reason, seconds)

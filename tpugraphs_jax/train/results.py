@@ -208,7 +208,7 @@ def training_section(
   """
   memory, peak_bytes = log.peak_memory()
   return {
-    "ended": result.why,
+    "ended": result.stop_reason,
     "step": result.step,
     "seconds": seconds,
     "compile_seconds": result.compile_seconds,

@@ -175,7 +175,7 @@ class Session(contextlib.AbstractContextManager):
     """Logs the metrics of a dispatched step, see `MetricsWriter.write_step`."""
     self._metrics.write_step(step, metrics, self._started)
 
-  def evaluate(
+  def evaluate_and_save(
     self, state: TrainState, step: int, evaluate: Evaluate, save_model: SaveModel | None
   ) -> None:
     """Evaluates, writes the model if this evaluation makes it, and saves.
@@ -219,9 +219,8 @@ class Session(contextlib.AbstractContextManager):
     is_time = timetable.is_epoch_end(step) or timetable.is_logged(step)
     return is_time and parallel.any_process(is_asked)
 
-  def stopped(self, state: TrainState, step: int) -> SystemExit:
-    """Saves; returns the exception that ends the run, with code 128 + signal."""
-    self.save(state, step)
+  def exit_after_signal(self, step: int) -> SystemExit:
+    """The exception that ends a run that a signal has stopped, with code 128 + signal."""
     number = self._signals.received or signal.SIGTERM
     console.say(f"{signal.Signals(number).name}: saved step {step}; go on with --resume")
     return SystemExit(128 + number)
@@ -333,7 +332,7 @@ class MetricsWriter:
     row["steps_per_second"] = self.log.steps_per_second(step)
     row["train/learning_rate"] = self._timetable.learning_rate(step - 1)
     self.log.measure(step)
-    if not (self._timetable.is_evaluated(step) and step > self._progress.evaluated_step):
+    if not (self._timetable.evaluation_due(step) and step > self._progress.evaluated_step):
       self._write_row(step)
 
   def _average_window(self) -> None:
@@ -381,7 +380,7 @@ class MetricsWriter:
     """Prints why the run ended, its model, and its peak memory."""
     self.wait()
     progress = self._progress
-    text = f"training ended at step {step}: {self._timetable.why_ended(step)}"
+    text = f"training ended at step {step}: {self._timetable.stop_reason(step)}"
     if progress.best_step is not None:
       text += f"; {self._model} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)

@@ -38,8 +38,8 @@ class Timetable:
   def is_epoch_end(self, step: int) -> bool:
     return step % self.steps_per_epoch == 0
 
-  def is_evaluated(self, step: int) -> bool:
-    """Whether an evaluation comes after this step."""
+  def evaluation_due(self, step: int) -> bool:
+    """Whether an evaluation is due after this step."""
     every = self.options.eval_every_epochs * self.steps_per_epoch
     return step % every == 0 or step == self.total_steps
 
@@ -53,9 +53,9 @@ class Timetable:
     Only an evaluation can end it.
     """
     most_steps = self.options.early_stop_epochs * self.steps_per_epoch
-    return self.is_evaluated(step) and 0 < most_steps <= step - (best_step or 0)
+    return self.evaluation_due(step) and 0 < most_steps <= step - (best_step or 0)
 
-  def why_ended(self, step: int) -> str:
+  def stop_reason(self, step: int) -> str:
     """Why an uninterrupted run ended after this step."""
     if step >= self.total_steps:
       return f"last epoch ({self.epochs})"
@@ -65,7 +65,7 @@ class Timetable:
   def is_logged(self, step: int) -> bool:
     return step % self.options.log_every_steps == 0
 
-  def is_saved(self, step: int) -> bool:
+  def save_due(self, step: int) -> bool:
     """Whether a checkpoint is due after this step, even without an evaluation."""
     every = self.options.checkpoint_every_steps
     return bool(every) and step % every == 0

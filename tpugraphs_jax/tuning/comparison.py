@@ -171,12 +171,15 @@ def compare(
   for new in after:
     old = before[0] if len(before) == len(after) == 1 else by_name.get(new.name)
     rows = {row.target: row for row in old.rows} if old else {}
+    name = new.name
+    if old and old.name != name:
+      name = f"{name} (before: {old.name})"
     for row in new.rows:
       if row.target in rows:
         one = rows[row.target]
         changes = changes_of(one.kernels, row.kernels)
         waits = waits_of(one.communication, row.communication)
-        pairs.append(Pair(new.name, one, row, slower, changes, waits))
+        pairs.append(Pair(name, one, row, slower, changes, waits))
   if not pairs:
     describe = lambda side: ", ".join(
       f"{estimate.name} for {' '.join(row.target for row in estimate.rows)}" for estimate in side

@@ -69,6 +69,7 @@ def estimate(
   Raises:
     ValueError: a target is unknown or does not fit the mesh of the function, or libtpu is missing.
   """
+  calls.check_keywords(function, kwargs, estimate)
   return estimate_call(calls.Call(function, args, kwargs), targets)
 
 
@@ -253,6 +254,10 @@ def _interpreted(jaxpr: Any) -> Iterator[str]:
         yield from _interpreted(inner)
 
 
+# Endings of the files that the command writes.
+_OUTPUTS = {"save": (".json",), "html": (".html", ".htm"), "trace": (".json",)}
+
+
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints what each program of a source costs.
@@ -273,7 +278,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--save", type=Path, help="a file for the estimates, such as a.json")
   parser.add_argument("--against", type=Path, help="such a file: compares with its estimates")
   parser.add_argument(
-    "--slower", type=float, default=0.0, help="part by which a program may be slower: .02 is 2 %%"
+    "--slower",
+    type=float,
+    help="part by which a program may be slower than in the file of --against, .02 is 2 %%, before "
+    "the command ends with status 1; default: 0",
   )
   parser.add_argument(
     "--profile",
@@ -305,7 +313,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   flags, beam = tasks.split_flags(sys.argv[1:] if argv is None else argv)
   args = parser.parse_args(flags)
   console.check_seconds("--timeout", args.timeout)
-  comparison.check_slower(args.slower)
+  comparison.check_slower(args.slower or 0.0)
+  if args.slower is not None and not args.against:
+    raise ValueError("--slower is a part by which --against may fail: name a file with --against")
+  for flag, suffixes in _OUTPUTS.items():
+    if path := getattr(args, flag):
+      _check_output(f"--{flag}", path, suffixes)
+  if args.targets:
+    args.targets = [name for target in args.targets for name in filter(None, target.split(","))]
   if args.profile:
     if args.save or args.against or args.trace or args.variants:
       raise ValueError("--profile takes a source, --targets, --timeout and --html alone")
@@ -321,7 +336,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   targets = args.targets or [row.target for row in rows] or TARGETS
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   estimates = []
-  for program in programs.load(args.source):
+  asked = programs.load(args.source)
+  if before:
+    _check_comparable(before, [program.name for program in asked], targets)
+  for program in asked:
     call = calls.Call(program.function, program.args, program.kwargs)
     try:
       estimated = estimate_call(call, targets, timeout=args.timeout, memory_only=args.memory)
@@ -334,13 +352,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary.save(estimates, args.save)
   compared = None
   if args.against:
-    compared = comparison.compare(before, estimates, slower=args.slower)
+    compared = comparison.compare(before, estimates, slower=args.slower or 0.0)
     print(compared)
   if args.html:
     (compared or page.together(estimates)).save_html(args.html)
   if args.trace:
     page.together(estimates).save_trace(args.trace)
+  for path in filter(None, (args.save, args.html, args.trace)):
+    console.say(f"{path}: written")
   return int(compared is not None and compared.is_slower)
+
+
+def _check_output(flag: str, path: Path, suffixes: Sequence[str]) -> None:
+  """Refuses a file before the work for it: one of another kind is not replaced.
+
+  Raises:
+    ValueError, FileNotFoundError: its name has another ending, or its folder is missing.
+  """
+  if path.suffix not in suffixes:
+    raise ValueError(f"{flag} is {path}, expected a name that ends with {' or '.join(suffixes)}")
+  if not path.parent.is_dir():
+    raise FileNotFoundError(f"{flag} is {path}, and there is no folder {path.parent}")
+
+
+def _check_comparable(
+  before: Sequence[Estimate], asked: Sequence[str], targets: Sequence[str]
+) -> None:
+  """Refuses (ValueError) a comparison without a program and target of both sides, before the work.
+
+  Args:
+    before: estimates of a file.
+    asked: names of the programs to estimate.
+    targets: for which.
+  """
+  old = before if len(before) == len(asked) == 1 else [one for one in before if one.name in asked]
+  known = {row.target for one in old for row in one.rows}
+  if not known & {tpu.short_name(topology.full_name(target)) for target in targets}:
+    describe = ", ".join(
+      f"{one.name} for {' '.join(row.target for row in one.rows)}" for one in before
+    )
+    raise ValueError(
+      f"nothing to compare: the file has {describe}, and asked is {', '.join(asked)} for "
+      f"{' '.join(targets)}: estimate the same programs for the same targets"
+    )
 
 
 def _variants(args: argparse.Namespace, beam: Sequence[str] | None) -> int:

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.hlo.calls import Call, check_state
+from tpugraphs_jax.hlo.calls import Call, check_keywords, check_state
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
@@ -108,6 +108,7 @@ def tune(
     raise ValueError(
       f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
     )
+  check_keywords(function, kwargs, tune)
   call = Call(function, args, kwargs)
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,9 @@ class Tuned(Page):
   @property
   def decision(self) -> str:
     """What to do with the result, and how."""
-    name = self.problem.name
+    name, function = self.problem.name, self.problem.call.function
+    if inspect.ismethod(function):  # as it can be typed, but for the options of its object
+      name = f"{type(function.__self__).__name__}(...).{name}"
     if self.keeps_default:
       return f"Leave it: keep {name} as it is."
     is_jitted = self.problem.call.trace.jit is not None
