@@ -76,6 +76,36 @@ def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
   assert ended.value.code == 2 and capsys.readouterr().err == "error: no folder\n"
 
 
+@pytest.mark.parametrize(
+  "flag, told",
+  [("--targts", "did you mean --targets?"), ("--zz", "`python -m tpugraphs_jax.x --help` says")],
+)
+def test_an_unknown_flag_is_one_line_with_the_nearest_one(capsys, flag, told):
+  parser = console.parser("x", None)
+  parser.add_argument("--targets")
+  with pytest.raises(SystemExit, match="2"):
+    parser.parse_args([flag, "v6e"])
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"error: unrecognized arguments: {flag} v6e; ") and told in line
+
+
+def test_ctrl_c_in_code_whose_exceptions_are_dropped_ends_the_command_all_the_same(capsys):
+  class Object:
+    def __del__(self):
+      signal.raise_signal(signal.SIGINT)
+
+  @console.command(keeps="nothing is lost")
+  def main(argv):
+    kept = [Object()]
+    kept.clear()
+    time.sleep(60)
+
+  with pytest.raises(SystemExit, match="130"):
+    main([])
+  assert "interrupted: nothing is lost" in capsys.readouterr().err
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_platform_without_a_device_ends_a_command_in_one_line(monkeypatch, capsys):
   def fails(*_, message="no device"):
     raise RuntimeError(message)

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import threading
 import types
@@ -273,6 +274,82 @@ def test_the_command_prints_every_program_and_refuses_unknown_ones(compiled, tmp
   assert "mine_step: estimates" in printed and "mine_b: estimates" in printed
   assert estimate.main([f"{path}:other"]) == 2
   assert "other" in capsys.readouterr().err
+
+
+_STEP = "import jax.numpy as jnp\ndef step(x, y):\n  return {}\nPROGRAMS = {{'step': (step, {})}}\n"
+
+
+@pytest.mark.parametrize(
+  "body, arguments, told",
+  [
+    ("jnp.dott(x, y)", "(1.0, 2.0)", "mine.py:3: AttributeError: module 'jax.numpy' has no attri"),
+    ("x @ z", "(1.0, 2.0)", "mine.py:3: NameError: name 'z' is not defined"),
+    ("x @ y", "(jnp.ones((8, 9)), jnp.ones((8, 9)))", "mine.py:3: TypeError: dot_general requires"),
+    ("x @ y", "(1.0,)", "step does not take its arguments: missing a required argument: 'y'"),
+    ("x", "(jnp.ones(2), 3), {'z': 4}", "step does not take its arguments: got an unexpected"),
+    ("x @ y", "[1.0]", "mine.py:step is a tuple, expected"),
+  ],
+)
+def test_a_mistake_in_a_step_is_a_line_that_names_the_place(
+  compiled, tmp_path, capsys, body, arguments, told
+):
+  compiled(_program(_node("copy", 1, cycles=10**6)))
+  (tmp_path / "mine.py").write_text(_STEP.format(body, arguments))
+  assert estimate.main([str(tmp_path / "mine.py"), "--targets", "v6e"]) == 2
+  (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+  assert told in line
+
+
+@pytest.mark.parametrize(
+  "flags, told",
+  [
+    (["--save", "mine.py"], "--save is mine.py, expected a name that ends with .json"),
+    (["--html", "page.txt"], "--html is page.txt, expected a name that ends with .html or .htm"),
+    (["--trace", "none/a.json"], "--trace is none/a.json, and there is no folder none"),
+    (["--slower", "0.02"], "name a file with --against"),
+    (
+      ["--against", "before.json", "--targets", "v5e"],
+      "nothing to compare: the file has b for v6e",
+    ),
+  ],
+)
+def test_mistakes_in_flags_are_told_before_the_work(
+  compiled, tmp_path, monkeypatch, capsys, flags, told
+):
+  monkeypatch.chdir(tmp_path)
+  asked = compiled(_program(_node("copy", 1, cycles=10**6)))
+  text = "PROGRAMS = {'step': (lambda x: x, (1.0,))}\n"
+  (tmp_path / "mine.py").write_text(text)
+  summary.save([summary.Estimate("b", (costs.TargetEstimate("tpu:v6e", 1.0),))], "before.json")
+  assert estimate.main(["mine.py", *flags]) == 2
+  assert told in capsys.readouterr().err and not asked
+  assert (tmp_path / "mine.py").read_text() == text
+
+
+def test_targets_may_have_commas_and_files_that_are_written_are_named(
+  compiled, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  compiled(_program(_node("copy", 1, cycles=10**6)))
+  (tmp_path / "mine.py").write_text("PROGRAMS = {'step': (lambda x: x, (1.0,))}\n")
+  assert estimate.main(["mine.py", "--targets", "v6e,v5e", "--save", "a.json"]) == 0
+  assert [row.target for row in summary.load("a.json")[0].rows] == ["v6e", "v5e"]
+  assert "a.json: written" in capsys.readouterr().out
+  summary.save([summary.Estimate("b", summary.load("a.json")[0].rows)], "b.json")
+  assert estimate.main(["mine.py", "--against", "b.json"]) in (0, 1)
+  assert "mine_step (before: b)" in capsys.readouterr().out
+
+
+def test_a_misspelt_option_is_told_its_nearest():
+  for command, keyword, told in (
+    (tpugraphs_jax.estimate, "target", "did you mean targets?"),
+    (tpugraphs_jax.tune, "bugdet", "did you mean budget?"),
+    (tpugraphs_jax.tune, "y", "y is no argument of step and no option of tune, which has target"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(told)):
+      command(step, 1.0, **{keyword: 2})
+  with pytest.raises(SystemExit):
+    estimate.main(["mine.py", "--targts", "v6e"])
 
 
 def test_keyword_arguments_are_those_of_the_function(compiled, tmp_path):

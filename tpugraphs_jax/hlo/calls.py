@@ -237,6 +237,8 @@ class Call:
         raise
       return self._trace_at_top()  # jax takes them in no nested jit
     except TypeError as error:  # also tracers in place of numbers
+      if why := self._why_not_taken():
+        raise ValueError(f"{self.__name__} does not take its arguments: {why}") from None
       if not any(isinstance(array, jit_options.SCALARS) for array in self.arrays):
         raise
       raise ValueError(
@@ -246,6 +248,17 @@ class Call:
         f"({type(error).__name__}: {str(error).splitlines()[0]})"
       ) from error
     return Trace(program, kept[0], jit_options.read_jaxpr(program.jaxpr))
+
+  def _why_not_taken(self) -> str:
+    """Why the function cannot be called with its arguments; empty where it can."""
+    args, kwargs, _ = self.structure.fill(self.arrays)
+    try:
+      inspect.signature(self.function).bind(*args, **kwargs)
+    except TypeError as error:
+      return str(error)
+    except ValueError:  # it has no signature
+      pass
+    return ""
 
   def _trace_at_top(self) -> Trace:
     """The program of a function of `jax.jit`, as jax traces it outside of all others."""

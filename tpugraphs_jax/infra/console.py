@@ -17,6 +17,7 @@ import difflib
 import errno
 import functools
 import html
+import inspect
 import logging
 import math
 import os
@@ -364,13 +365,14 @@ def _ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def place_of(error: BaseException) -> str:
-  """Where code of the user raised an error, such as `steps.py:12: `; empty elsewhere."""
+def _place_of(error: BaseException, main: Callable[..., Any]) -> str:
+  """Where code that a command runs for the user raised, such as `steps.py:12: `; else empty."""
   own = str(Path(__file__).parents[1])
   installed = (own, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
   place = ""
+  of_command = inspect.getsourcefile(inspect.unwrap(getattr(main, "func", main)))
   for frame in traceback.extract_tb(error.__traceback__):
-    if not frame.filename.startswith(installed):
+    if not frame.filename.startswith((*installed, str(of_command))):
       place = f"{Path(frame.filename).name}:{frame.lineno}: "
     elif frame.filename.startswith(own):
       place = ""  # the package raises it, on what it was given there
@@ -485,7 +487,7 @@ def command(
       interrupted(keeps)
     except Exception as error:
       is_mistake = isinstance(error, ValueError | OSError | ImportError | MemoryError)
-      if not (place := place_of(error)) and not is_mistake:
+      if not (place := _place_of(error, main)) and not is_mistake:
         raise
       kind = "" if is_mistake else f"{type(error).__name__}: "
       print(f"error: {place}{kind}{one_line(error)}", file=sys.stderr)
