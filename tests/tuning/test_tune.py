@@ -13,7 +13,7 @@ import pytest
 from tests.support import recorded
 from tests.support.hlo_modules import ARGS, network
 import tpugraphs_jax
-from tpugraphs_jax import hlo
+from tpugraphs_jax import datasets, hlo
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.rankers.tables.family import TablesFamily
@@ -38,7 +38,7 @@ def problem():
 class Oracle:
   """A ranker whose score of a configuration is the given cost of its option numbers."""
 
-  collection = tpugraphs_jax.rankers.ranker.datasets.Collection("layout:own:tried")
+  collection = datasets.Collection("layout:own:tried")
 
   def __init__(self, problem, cost, *, tables=False):
     self.problem, self.cost, self.asked = problem, cost, []
@@ -182,7 +182,7 @@ def test_impossible_arguments_of_tune_are_refused(problem):
     tpugraphs_jax.tune(network, *ARGS, model=oracle, budget=1)
   with pytest.raises(ValueError, match="layout"):
     tpugraphs_jax.tune(jnp.sin, ARGS[0], model=oracle)
-  oracle.collection = tpugraphs_jax.rankers.ranker.datasets.Collection("tile:xla")
+  oracle.collection = datasets.Collection("tile:xla")
   with pytest.raises(ValueError, match="tile"):
     tpugraphs_jax.tune(network, *ARGS, model=oracle)
 
