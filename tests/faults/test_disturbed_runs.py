@@ -45,7 +45,7 @@ def _small_disk(folder, kib):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.05, 0.95])
 def test_a_full_disk_is_a_line_and_the_run_goes_on_where_there_is_room(
   share, whole, data_root, tmp_path
 ):
@@ -80,19 +80,21 @@ def test_a_folder_that_vanishes_under_a_run_and_comes_back_loses_nothing(
   faults.assert_whole(tmp_path / "workdir", faults.contents(workdir))
 
 
-@pytest.mark.parametrize("before, after", [(1, 4), (4, 2)])
-def test_another_number_of_devices_goes_on_with_the_same_losses(before, after, data_root, tmp_path):
+def test_another_number_of_devices_goes_on_with_the_same_losses(data_root, tmp_path):
   command = [*_TILE, f"--data_root={data_root}", "--config.batch.graphs=4", "--do=train"]
   run = lambda name, *flags, **how: faults.run(
     [*command, f"--workdir={tmp_path / name}", *flags], tmp_path / "home", **how
   )
+  losses = lambda name: {
+    row["step"]: row.get("train/loss") for row in run_folders.metrics(tmp_path / name)
+  }
   assert run("whole").code == 0
-  assert f"saved step {_STEP}" in run("moved", devices=before, stop_at_step=_STEP).out
-  resumed = run("moved", "--resume", devices=after)
-  assert resumed.code == 0 and f"resumed at step {_STEP}" in resumed.out
-  whole, moved = (
-    {row["step"]: row.get("train/loss") for row in run_folders.metrics(tmp_path / name)}
-    for name in ("whole", "moved")
-  )
-  assert whole.keys() == moved.keys()
-  np.testing.assert_allclose(list(moved.values()), list(whole.values()), rtol=1e-4)
+  whole = losses("whole")
+  for before, after in ((1, 4), (4, 2)):
+    name = f"from_{before}_to_{after}"
+    assert f"saved step {_STEP}" in run(name, devices=before, stop_at_step=_STEP).out
+    resumed = run(name, "--resume", devices=after)
+    assert resumed.code == 0 and f"resumed at step {_STEP}" in resumed.out
+    moved = losses(name)
+    assert whole.keys() == moved.keys()
+    np.testing.assert_allclose(list(moved.values()), list(whole.values()), rtol=1e-4)

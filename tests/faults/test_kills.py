@@ -55,7 +55,7 @@ def test_killed_builders_of_a_store_leave_nothing_and_lose_nothing(tmp_path):
   assert ended.returncode == 0, ended.stderr
 
 
-def kill_builders(folder, points=20):
+def kill_builders(folder, points=12):
   """Kills builders at random operations, every second time also the next one."""
   collection = "layout:xla:random"
   data_root = synthetic.generate(f"{folder}/data", collections=[collection], progress=False)
