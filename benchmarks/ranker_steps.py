@@ -19,12 +19,12 @@ from tpugraphs_jax.data import features
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.late_join import LateJoin
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches
 from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
 from tpugraphs_jax.train.step import TrainState
 

@@ -2,18 +2,12 @@
 
 Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
 `family.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
-early join the tile is a feature of every node. With late join it is appended to the readout of the
-kernel, so that the network runs once per kernel:
-
-    kernels --> network --> pooled [kernels, F] --+
-                                                  +--> join --> head --> scores
-    all configurations of all kernels, in a row --+
-
-Chunks of configurations may span kernels: every kernel is computed once, and only the last chunk
-is padded.
+early join the tile is a feature of every node. With late join it is appended to the pooled features
+of the kernel, so that the network runs once per kernel (`late_join`).
 
 Sizes of arrays: G kernels (graphs) with N nodes in all and C configurations each; E features of an
-opcode embedding, F of a node, F' of a configuration, H of a layer, P of a readout.
+opcode embedding, F of a node, F' of a configuration, H of a layer, R of a pooled kernel, P = R of a
+readout with early join and R + F' with late join.
 
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4). Options have
 the defaults of its flags.
@@ -21,83 +15,32 @@ the defaults of its flags.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.config_fields import MOST_LAYERS, option
-from tpugraphs_jax.data.batching import Array, PreparedGraph, TileBatch
-from tpugraphs_jax.graph import TileConfigs
+from tpugraphs_jax.data.batching import Array, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
 from tpugraphs_jax.nn.layers import Dense, DTYPES, leaky_relu, MLP
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.family import TileFamily
-from tpugraphs_jax.rankers.scorer import Encoder, network_step
+from tpugraphs_jax.rankers.late_join import LateJoin
 
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-class LateJoin(TileFamily):
-  """Kernels, for networks with the methods `pooled(batch) -> [G, F]` and `join(pooled, configs)`.
-
-  Every process computes all scores: the head costs less than an exchange.
-
-  Attributes:
-    chunk: configurations that pass through the head at a time.
-  """
-
-  chunk = 8192
-
-  @functools.cached_property
-  def encoder(self) -> Encoder:
-    """The readout `[F]` of every kernel."""
-    step = network_step(self.network, method="pooled")
-    return Encoder(step, self.assemble, graphs=self.config.eval.graphs, configs=0)
-
-  @functools.cached_property
-  def _head(self) -> Callable:
-    def head(network, pooled, configs):
-      return network.score(network.join(pooled, configs))
-
-    def score(params, pooled, configs):
-      return self.network.apply({"params": params}, pooled, configs, method=head)
-
-    return jax.jit(score)
-
-  def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[PreparedGraph[TileConfigs]],
-    config_ids: Sequence[np.ndarray],
-  ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each kernel; see `Family.run_network`."""
-    pooled = np.stack(self.encoder(params, graphs, config_ids))
-    parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
-    feat = np.concatenate([self.transform(part) for part in parts])
-    graph_of_config = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
-    scores = np.zeros(len(feat), np.float32)
-    for start in range(0, len(feat), self.chunk):
-      part = slice(start, start + self.chunk)
-      inputs = [self._pad(pooled[graph_of_config[part]]), self._pad(feat[part])]
-      scores[part] = np.asarray(self._head(params, *inputs))[: len(scores[part])]
-    return np.split(scores, np.cumsum([len(ids) for ids in config_ids])[:-1])
-
-  def _pad(self, x: np.ndarray) -> np.ndarray:
-    """Pads `x [n, F]` with zeros, to a power of two rows or a whole chunk: few shapes compile."""
-    size = min(self.chunk, 1 << max(len(x) - 1, 0).bit_length())
-    return np.pad(x, [(0, size - len(x)), (0, 0)])
-
-
 class Blocks(NamedTuple):
-  """The weights of a linear layer on (embedding, configuration, node features), one by one."""
+  """The weights of a linear layer on (embedding, configuration, node features), one by one.
+
+  The layer is the sum of its parts. Each is computed where this is cheapest: that of embeddings and
+  node features once a node, that of configurations once a graph.
+  """
 
   embedding: jax.Array  # [E, H] float32
   config: jax.Array  # [F', H] float32; [0, H] with late join
@@ -107,8 +50,8 @@ class Blocks(NamedTuple):
 class _TileModel(base.Network):
   """Options and layers of all tile models.
 
-  A model has `early_join`, and its `setup` makes `op_embedding` and `head`. Its first layer is made
-  without a dtype: `Blocks` are float32, and `matmul` casts them to `dtype`.
+  A model adds `early_join`, `setup` with the layers `op_embedding` and `head`, and `pooled`. Its
+  first layer is made without a dtype: its `Blocks` are float32, and `matmul` casts them to `dtype`.
   """
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
@@ -127,21 +70,20 @@ class _TileModel(base.Network):
 
   @property
   def family(self):
-    """`LateJoin` with late join, else the default."""
-    return None if self.early_join else LateJoin
+    return TileFamily if self.early_join else LateJoin
 
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
-    """The readout of every kernel and configuration, `[G, C, P]` float32."""
+    """Readouts of every kernel and configuration, `[G, C, P]` float32."""
     del train
     pooled = self.pooled(batch)
     return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
+    """The sum or mean over nodes: `[G, C, R]` with early join, else `[G, R]`, float32."""
     raise NotImplementedError
 
   def join(self, pooled: jax.Array, config_feat: Array) -> jax.Array:
-    """Appends configurations `[..., F']` to readouts `[..., F]` of kernels: `[..., P]`."""
+    """Appends configurations `[..., F']` to pooled kernels `[..., R]`: readouts `[..., P]`."""
     shape = (*config_feat.shape[:-1], pooled.shape[-1])
     return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
 
@@ -173,9 +115,9 @@ class _TileModel(base.Network):
     """
     config = batch.config_feat.shape[-1] if self.early_join else 0
     widths = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
-    parts, bias = layer.blocks(widths * copies)
-    count = len(widths)
-    return [Blocks(*parts[count * copy : count * (copy + 1)]) for copy in range(copies)], bias
+    parts, bias = layer.blocks(widths * copies)  # of all copies, one after the other
+    weights = iter(parts)
+    return [Blocks(next(weights), next(weights), next(weights)) for _ in range(copies)], bias
 
   def project_static(self, static: tuple[jax.Array, jax.Array], blocks: Blocks) -> jax.Array:
     """The part of embeddings and node features in the layer: `[N, H]`."""
@@ -193,11 +135,14 @@ class _TileModel(base.Network):
     if self.reduction == "sum":
       return pooled
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
-    return pooled / count.reshape((-1,) + (1,) * (pooled.ndim - 1))
+    return pooled / _like_rows(count, pooled)
 
 
 class TileSAGE(_TileModel):
-  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`; B sums over undirected edges."""
+  """GraphSAGE: `x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`.
+
+  B sums over the neighbours of a node, along edges of both directions.
+  """
 
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
   num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
@@ -209,7 +154,6 @@ class TileSAGE(_TileModel):
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     x = self.first_layer(batch)
     for number, layer in enumerate(self.sage[1:], 1):
       with jax.named_scope(f"sage_{number}"):
@@ -220,9 +164,8 @@ class TileSAGE(_TileModel):
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
 
-    `Dense(concat(B x, x)) = B (x W1) + x W2 + b`: each part of x passes through its weights where
-    this is cheapest. A configuration c is equal on all nodes of a graph. Its part of `B x` is
-    therefore (number of neighbours) * c, without a sum over edges.
+    `Dense(concat(B x, x)) = B (x W1) + x W2 + b`. A configuration c is equal on all nodes of a
+    graph. Its part of `B x` is therefore (number of neighbours) * c, without a sum over edges.
     """
     (of_neighbours, own), bias = self.first_weights(self.sage[0], batch, copies=2)
     static = self.static_features(batch)
@@ -237,7 +180,11 @@ class TileSAGE(_TileModel):
 
 
 class ResGCN(_TileModel):
-  """Residual graph convolutions with a row-normalised adjacency and self loops."""
+  """Residual graph convolutions: `x <- x + MLP(M y + M^T y + y)` with `y = leaky_relu(x)`.
+
+  M is the row-normalised adjacency with self loops of `_row_normalised`; `directed` gives each of
+  the three terms an MLP of its own.
+  """
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
@@ -251,12 +198,11 @@ class ResGCN(_TileModel):
     self.head = MLP((self.hidden_dim, 1))
 
   def convolution(self) -> MLP | dict[str, MLP]:
-    """The layers of a round, for `update`."""
+    """The layers of a round, for `update`: of users (`forward`), of operands, and of the node."""
     layer = functools.partial(MLP, (self.hidden_dim, self.hidden_dim), dtype=self.dtype)
     return {side: layer() for side in ("forward", "reverse", "self")} if self.directed else layer()
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `TileSAGE`, float32."""
     x = self.first_layer(batch)
     for number, convolution in enumerate(self.gcn):
       with jax.named_scope(f"gcn_{number}"):
@@ -272,13 +218,18 @@ class ResGCN(_TileModel):
       x = x[:, None] + self.project_config(batch, own)
     return self.pre_1(leaky_relu(x))
 
-  def update(self, y: jax.Array, batch: TileBatch, convolution: Any) -> jax.Array:
+  def update(self, y: jax.Array, batch: TileBatch, convolution: MLP | dict[str, MLP]) -> jax.Array:
     """The residual of one round, from features `y [N, ..., H]` and in their shape."""
     forward, reverse = _row_normalised(y, batch)
-    if not self.directed:
+    if isinstance(convolution, MLP):
       return convolution(forward + reverse + y)
     messages = convolution["forward"](forward) + convolution["reverse"](reverse)
     return messages + convolution["self"](y)
+
+
+def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+  """`x [n]` in a shape `[n, 1, ...]` that multiplies the rows of `y [n, ...]`."""
+  return x.reshape((-1,) + (1,) * (y.ndim - 1))
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
@@ -287,14 +238,18 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   Row v of A marks the users of v: M averages over the users of a node and the node itself.
   """
   users = degree(batch.adjacency, USERS, len(y))
-  scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+  scale = _like_rows((1 / (users + 1)).astype(y.dtype), y)
   scaled = scale * y
   forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
   return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
 
 
 class PooledMLP(_TileModel):
-  """No message passing: an MLP on pooled node features, pooled embeddings and the configuration."""
+  """No message passing: an MLP on pooled node features, pooled embeddings and the configuration.
+
+  Raises:
+    ValueError: another `dtype` than float32.
+  """
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   num_layers: int = option(2, "layers of the head before its last", least=1, most=MOST_LAYERS)
@@ -312,7 +267,6 @@ class PooledMLP(_TileModel):
     self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes of features and embeddings, `[G, F]` float32."""
     embedded, feat = self.static_features(batch)
     return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
 

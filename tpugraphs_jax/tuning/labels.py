@@ -1,12 +1,21 @@
 """Labels of choices: the estimated time on a TPU, a measured time, or an estimate of bytes.
 
+`create` makes a `Label`, which knows how to label choices: `with label.open() as label`,
+`label.label_all` gives the raw numbers of each choice, and `label.value` makes one integer of them.
+
+| label | raw numbers | `value` |
+|---|---|---|
+| `TpuEstimate` | milliseconds of the program, picoseconds of its kernels | picoseconds |
+| `BytesEstimate` | bytes | bytes |
+| `Measured` | seconds of a call, for each round | nanoseconds |
+
 An estimate is computed and is no run time. One version of a compiler and of the simulator always
 gives the same estimate; measured times vary.
 
-`label_file` divides each estimate by the estimate of the compiler's own choice. `tune` passes the
-ratio to its strategy (`strategies`), which learns from it and proposes the next choice. Measured
-labels are made together, so that a search learns nothing from them, and the best one is compared
-once more.
+`tuning.label_file` divides each estimate by the estimate of the compiler's own choice. `tune`
+passes the ratio to its strategy (`strategies`), which learns from it and proposes the next choice.
+Measured labels are made together, so that a search learns nothing from them, and the best one is
+compared once more.
 """
 
 from __future__ import annotations
@@ -63,14 +72,15 @@ class Label(abc.ABC):
     unit: of `value`, in words.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     min_gain: the least relative gain that counts as one.
-    made_together: whether all labels of a search are made at once, because only these compare.
+    made_together: whether all labels of a search are made at once, because measured times compare
+      only within one run of interleaved rounds.
   """
 
   name: ClassVar[str]
   schema: ClassVar[trust.Record]
   unit: ClassVar[str]
   target: str | None = None
-  min_gain: ClassVar[float] = 0.02  # of estimates, as in `benchmarks/tune.py`
+  min_gain: ClassVar[float]
   made_together: ClassVar[bool] = False
 
   @property
@@ -87,7 +97,7 @@ class Label(abc.ABC):
   def label_all(
     self, functions: Functions, args: tuple
   ) -> Iterator[tuple[int, LabelRecord | Exception]]:
-    """The raw numbers of each function, or the error with which it failed.
+    """The raw numbers of each function in turn, or the error with which it failed.
 
     Args:
       functions: that compute the same, with their numbers and compiler options.
@@ -96,7 +106,7 @@ class Label(abc.ABC):
 
   @abc.abstractmethod
   def amount(self, raw: LabelRecord) -> float:
-    """The label in `unit`, from raw numbers.
+    """The label in its unit, before it is rounded.
 
     Raises:
       ValueError: the raw numbers are those of an earlier version.
@@ -126,12 +136,14 @@ class Label(abc.ABC):
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
   ) -> Any:
-    """The function as the label's compiler compiles it."""
+    """The function as the label's compiler compiles it; `tune` tries compiler options so, too."""
     return measure.compile_function(function, args, compiler_options)
 
 
 class Estimate(Label):
   """A label that a compiler gives: each function is compiled, and does not run."""
+
+  min_gain: ClassVar[float] = 0.02  # as in `benchmarks/tune.py`
 
   @abc.abstractmethod
   def estimate(self, compiled: Any, call: Call) -> LabelRecord:
@@ -221,10 +233,8 @@ class TpuEstimate(Estimate):
   def estimate(self, compiled: tpu.TpuProgram, call: Call) -> LabelRecord:
     """The time of a program, and of each kernel its time and the operations in it.
 
-    Returns:
-      `milliseconds` of the program, and `kernels`, a list of `picoseconds` of all calls, `group`
-      (None without one), and `operations`, the `costs.Operation` of the instructions. Kernels that
-      have only a bound are not in it.
+    Kernels that have only a bound are left out, and so is the control of loops that the compiler
+    made, which is no kernel.
 
     Raises:
       ValueError: the program has no time.
@@ -265,10 +275,10 @@ class BytesEstimate(Estimate):
   caveat = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled, call: Call) -> LabelRecord:
-    cost = compiled.cost_analysis()
-    if cost is None:
+    moved = (compiled.cost_analysis() or {}).get("bytes accessed")
+    if moved is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
-    return {"bytes_accessed": int(cost["bytes accessed"])}
+    return {"bytes_accessed": int(moved)}
 
   def amount(self, raw: LabelRecord) -> float:
     return raw["bytes_accessed"]
@@ -309,8 +319,8 @@ def reason(error: Exception) -> str:
 def group_of(kernel: costs.KernelCost) -> int | None:
   """The number of the group that a kernel comes from; None where it comes from none.
 
-  The first operation that names a group decides: the kernel's own, then fused convolutions and
-  dots, then other fused instructions.
+  The first operation that names a group decides. `costs.KernelCost` orders them: the kernel's own,
+  then fused convolutions and dots, then other fused instructions.
 
   Args:
     kernel: of a function that `choosing.apply` returned.
@@ -340,13 +350,12 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
     return TpuEstimate(tpu.full_name(target))
-  others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
-  if name not in others:
-    known = ", ".join([TpuEstimate.name, *others])
+  if name not in (BytesEstimate.name, Measured.name):
+    known = ", ".join([TpuEstimate.name, BytesEstimate.name, Measured.name])
     raise ValueError(f"unknown label {name!r}, expected one of {known}")
   if target is not None:
     raise ValueError(
       f"label {name} is for the device at hand and has no target, found "
       f"--target={target}; leave it out, or choose --label={TpuEstimate.name}"
     )
-  return others[name]
+  return Measured(seed) if name == Measured.name else BytesEstimate()
