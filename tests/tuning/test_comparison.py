@@ -126,7 +126,7 @@ def test_programs_are_matched_by_name_and_target_and_differences_of_versions_are
   assert [pair.name for pair in found.pairs] == ["b"]
   assert "libtpu 0.0.40 -> 0.0.42.1" in repr(found) and "libtpu 0.0.40" in found._repr_html_()
   alone = comparison.compare(old[:1], new[:1])  # one on each side
-  assert [pair.name for pair in alone.pairs] == ["b"]
+  assert [pair.name for pair in alone.pairs] == ["b (before: a)"]
   with pytest.raises(ValueError, match="a for v6e"):
     comparison.compare(old[:1], [_estimate(_with_ms(_DOT, 2.0), target="tpu:v5e")])
 

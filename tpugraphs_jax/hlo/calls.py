@@ -457,7 +457,7 @@ def _say_narrowed(name: str, given: str, taken: str) -> None:
 def check_keywords(
   function: Callable[..., Any], keywords: Iterable[str], command: Callable[..., Any]
 ) -> None:
-  """Refuses (ValueError) keywords that a function does not take, as misspelt options of a command.
+  """Refuses (TypeError) keywords that a function does not take, as misspelt options of a command.
 
   Args:
     function: which a command such as `tune` calls with all keywords that are none of its options.
@@ -475,7 +475,7 @@ def check_keywords(
   for keyword in set(keywords) - {parameter.name for parameter in taken}:
     near = difflib.get_close_matches(keyword, options, 1)
     name = getattr(function, "__name__", type(function).__name__)
-    raise ValueError(
+    raise TypeError(
       f"{keyword} is no argument of {name} and no option of {command.__name__}"
       + (f"; did you mean {near[0]}?" if near else f", which has {', '.join(options)}")
     )

@@ -254,8 +254,8 @@ def _interpreted(jaxpr: Any) -> Iterator[str]:
         yield from _interpreted(inner)
 
 
-# Endings of the files that the command writes.
-_OUTPUTS = {"save": (".json",), "html": (".html", ".htm"), "trace": (".json",)}
+# How the files begin that the command writes.
+_OUTPUTS = {"save": b"{", "html": b"<!doctype html>", "trace": b"{"}
 
 
 @console.command
@@ -316,9 +316,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   comparison.check_slower(args.slower or 0.0)
   if args.slower is not None and not args.against:
     raise ValueError("--slower is a part by which --against may fail: name a file with --against")
-  for flag, suffixes in _OUTPUTS.items():
+  for flag, begin in _OUTPUTS.items():
     if path := getattr(args, flag):
-      _check_output(f"--{flag}", path, suffixes)
+      _check_output(f"--{flag}", path, begin)
   if args.targets:
     args.targets = [name for target in args.targets for name in filter(None, target.split(","))]
   if args.profile:
@@ -363,14 +363,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   return int(compared is not None and compared.is_slower)
 
 
-def _check_output(flag: str, path: Path, suffixes: Sequence[str]) -> None:
+def _check_output(flag: str, path: Path, begin: bytes) -> None:
   """Refuses a file before the work for it: one of another kind is not replaced.
 
   Raises:
-    ValueError, FileNotFoundError: its name has another ending, or its folder is missing.
+    ValueError, OSError: it holds something else, or its folder is missing.
   """
-  if path.suffix not in suffixes:
-    raise ValueError(f"{flag} is {path}, expected a name that ends with {' or '.join(suffixes)}")
+  if path.is_file():
+    with path.open("rb") as file:
+      found = file.read(len(begin))
+    if found and found.lower() != begin:
+      raise ValueError(f"{flag} is {path}, a file of another kind: name a new one")
   if not path.parent.is_dir():
     raise FileNotFoundError(f"{flag} is {path}, and there is no folder {path.parent}")
 

@@ -1,7 +1,7 @@
 """Labels of choices: the estimated time on a TPU, a measured time, or an estimate of bytes.
 
 `create` makes a `Label`, which knows how to label choices: `with label.open() as label`,
-`label.label_all` gives the raw numbers of each choice, and `label.value` makes one integer of them.
+`Label.label_all` gives the raw numbers of each choice, and `Label.value` makes one integer of them.
 
 | label | raw numbers | `value` |
 |---|---|---|
