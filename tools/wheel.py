@@ -3,9 +3,9 @@
     python -m tools.wheel
 
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
-Colab, in an environment with exactly the floors of `install_requires`. Far from the
-repository run a notebook, which trains and ranks tiles, the command of tiles on its model, and the
-command of layouts, which trains. Then tests of options, losses, features and tuned steps run, of a
+Colab, in an environment with exactly the floors of `install_requires`. Far from the repository run
+a notebook, which trains and ranks tiles, the command of tiles on its model, and the command of
+layouts, which trains. Then tests of options, losses, features and tuned steps run, of a
 model that ships, and the Python of README. `tests/docs` runs all notebooks with the newest
 packages.
 """
