@@ -3,7 +3,8 @@
 Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
 `family.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the pooled features
-of the kernel, so that the network runs once per kernel (`late_join`).
+of the kernel, so that the network runs once per kernel (`late_join`). The names of models stand at
+the end of this file.
 
 Sizes of arrays: G kernels (graphs) with N nodes in all and C configurations each; E features of an
 opcode embedding, F of a node, F' of a configuration, H of a layer, R of a pooled kernel, P = R of a
@@ -16,7 +17,7 @@ the defaults of its flags.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +36,15 @@ from tpugraphs_jax.rankers.late_join import LateJoin
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-class Blocks(NamedTuple):
-  """The weights of a linear layer on (embedding, configuration, node features), one by one.
-
-  The layer is the sum of its parts. Each is computed where this is cheapest: that of embeddings and
-  node features once a node, that of configurations once a graph.
-  """
-
-  embedding: jax.Array  # [E, H] float32
-  config: jax.Array  # [F', H] float32; [0, H] with late join
-  feat: jax.Array  # [F, H] float32
+def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+  """`x [n]` in a shape `[n, 1, ...]` that multiplies the rows of `y [n, ...]`."""
+  return x.reshape((-1,) + (1,) * (y.ndim - 1))
 
 
 class _TileModel(base.Network):
   """Options and layers of all tile models.
 
-  A model adds `early_join`, `setup` with the layers `op_embedding` and `head`, and `pooled`. Its
-  first layer is made without a dtype: its `Blocks` are float32, and `matmul` casts them to `dtype`.
+  A model adds `early_join`, `setup` with the layers `op_embedding` and `head`, and `pooled`.
   """
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
@@ -63,9 +56,6 @@ class _TileModel(base.Network):
   )
   opcodes: int = option(
     OPCODES, "rows of the opcode table; officially the largest opcode of the data + 1", least=1
-  )
-  dtype: str = option(
-    "float32", "dtype of layers before the readout; readout and head are float32", one_of=DTYPES
   )
 
   @property
@@ -91,6 +81,44 @@ class _TileModel(base.Network):
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
+  def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
+    """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""
+    return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
+
+  def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
+    """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
+    pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
+    if self.reduction == "sum":
+      return pooled
+    count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
+    return pooled / _like_rows(count, pooled)
+
+
+class Blocks(NamedTuple):
+  """The weights of a linear layer on (embedding, configuration, node features), one by one.
+
+  The layer is the sum of its parts. Each is computed where this is cheapest: that of embeddings and
+  node features once a node, that of configurations once a graph.
+  """
+
+  embedding: jax.Array  # [E, H] float32
+  config: jax.Array  # [F', H] float32; [0, H] with late join
+  feat: jax.Array  # [F, H] float32
+
+
+class _MessagePassing(_TileModel):
+  """Options and the first layer of models with rounds of message passing.
+
+  The first layer is made without a dtype: its `Blocks` are float32, and `matmul` casts them to
+  `dtype`.
+  """
+
+  early_join: bool = option(True, "join configurations to nodes, not to readouts")
+  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
+  dtype: str = option(
+    "float32", "dtype of layers before the readout; readout and head are float32", one_of=DTYPES
+  )
+
   def dense(self) -> Dense:
     """A linear layer to `hidden_dim` features."""
     return Dense(self.hidden_dim, dtype=self.dtype)
@@ -98,10 +126,6 @@ class _TileModel(base.Network):
   def matmul(self, x: Array, weight: jax.Array) -> jax.Array:
     """`x [..., K] @ weight [K, H]` in the dtype of the computation: `[..., H]`."""
     return layers.matmul(x, weight, dtype=self.dtype)
-
-  def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
-    """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""
-    return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
 
   def first_weights(
     self, layer: Dense, batch: TileBatch, copies: int = 1
@@ -129,23 +153,12 @@ class _TileModel(base.Network):
     projected = self.matmul(batch.config_feat, blocks.config)
     return pooling.per_node(projected, node_graph(batch.graph))
 
-  def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
-    pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
-    if self.reduction == "sum":
-      return pooled
-    count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
-    return pooled / _like_rows(count, pooled)
 
-
-class TileSAGE(_TileModel):
+class TileSAGE(_MessagePassing):
   """GraphSAGE: `x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`.
 
   B sums over the neighbours of a node, along edges of both directions.
   """
-
-  early_join: bool = option(True, "join configurations to nodes, not to readouts")
-  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
@@ -179,7 +192,7 @@ class TileSAGE(_TileModel):
       return layers.l2_normalize(leaky_relu(x))
 
 
-class ResGCN(_TileModel):
+class ResGCN(_MessagePassing):
   """Residual graph convolutions: `x <- x + MLP(M y + M^T y + y)` with `y = leaky_relu(x)`.
 
   M is the row-normalised adjacency with self loops of `_row_normalised`; `directed` gives each of
@@ -187,8 +200,6 @@ class ResGCN(_TileModel):
   """
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
-  early_join: bool = option(True, "join configurations to nodes, not to readouts")
-  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
   directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
@@ -227,9 +238,20 @@ class ResGCN(_TileModel):
     return messages + convolution["self"](y)
 
 
-def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
-  """`x [n]` in a shape `[n, 1, ...]` that multiplies the rows of `y [n, ...]`."""
-  return x.reshape((-1,) + (1,) * (y.ndim - 1))
+class PooledMLP(_TileModel):
+  """No message passing: an MLP on pooled node features, pooled embeddings and the configuration."""
+
+  op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
+  num_layers: int = option(2, "layers of the head before its last", least=1, most=MOST_LAYERS)
+  early_join: ClassVar[bool] = False
+
+  def setup(self):
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
+    self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    embedded, feat = self.static_features(batch)
+    return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
@@ -244,39 +266,9 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
 
 
-class PooledMLP(_TileModel):
-  """No message passing: an MLP on pooled node features, pooled embeddings and the configuration.
-
-  Raises:
-    ValueError: another `dtype` than float32.
-  """
-
-  op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
-  num_layers: int = option(2, "layers of the head before its last", least=1, most=MOST_LAYERS)
-  early_join = False
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.dtype != "float32":
-      raise ValueError(
-        f"model.dtype is {self.dtype}, expected float32: an MLP has no layer before its readout"
-      )
-
-  def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
-
-  def pooled(self, batch: TileBatch) -> jax.Array:
-    embedded, feat = self.static_features(batch)
-    return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
-
-
 # Names as in the official flags.
-for _name, _model in {
-  "EarlyJoinSAGE": functools.partial(TileSAGE, early_join=True),
-  "LateJoinSAGE": functools.partial(TileSAGE, early_join=False),
-  "EarlyJoinResGCN": functools.partial(ResGCN, early_join=True),
-  "LateJoinResGCN": functools.partial(ResGCN, early_join=False),
-  "MLP": PooledMLP,
-}.items():
-  base.TILE_MODELS.register(_name)(_model)
+base.TILE_MODELS.register("EarlyJoinSAGE")(functools.partial(TileSAGE, early_join=True))
+base.TILE_MODELS.register("LateJoinSAGE")(functools.partial(TileSAGE, early_join=False))
+base.TILE_MODELS.register("EarlyJoinResGCN")(functools.partial(ResGCN, early_join=True))
+base.TILE_MODELS.register("LateJoinResGCN")(functools.partial(ResGCN, early_join=False))
+base.TILE_MODELS.register("MLP")(PooledMLP)

@@ -59,7 +59,7 @@ class LabelRecord(TypedDict, total=False):
 
 # The numbers of labels of earlier versions.
 _EARLIER = {"optimal_seconds", "estimated_cycles"}
-# What jax, XLA and `estimate` raise for a function that they cannot handle.
+# What jax and XLA raise for a function that they cannot compile.
 _REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
 
@@ -79,7 +79,7 @@ class Label(abc.ABC):
   name: ClassVar[str]
   schema: ClassVar[trust.Record]
   unit: ClassVar[str]
-  target: str | None = None
+  target: str | None
   min_gain: ClassVar[float]
   made_together: ClassVar[bool] = False
 
@@ -159,8 +159,12 @@ class Estimate(Label):
     for number, function, compiler_options in functions:
       try:
         compiled = self.compile(function, args, compiler_options)
-        yield number, self.estimate(compiled, Call(function, args, {}))
       except _REFUSALS as error:
+        yield number, error
+        continue
+      try:
+        yield number, self.estimate(compiled, Call(function, args, {}))
+      except ValueError as error:
         yield number, error
 
 
@@ -176,7 +180,7 @@ class TpuEstimate(Estimate):
     compiler: compiles in a process of its own, which writes the schedules; of `open`.
   """
 
-  target: str = dataclasses.field()  # such as tpu:v3; a field without a default
+  target: str  # such as tpu:v3
   compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
   schema: ClassVar[trust.Record] = trust.Record(
@@ -258,7 +262,7 @@ class TpuEstimate(Estimate):
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
       )
-    return to_picoseconds(raw["milliseconds"])
+    return 1e9 * raw["milliseconds"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,6 +275,7 @@ class BytesEstimate(Estimate):
   name: ClassVar[str] = "bytes_estimate"
   schema: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
+  target = None
   noun = "number of bytes accessed"
   caveat = "An estimate of this machine's compiler and no run time."
 
@@ -292,6 +297,7 @@ class Measured(Label):
   name: ClassVar[str] = "measured"
   schema: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
+  target = None
   noun = "measured time"
   caveat = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
