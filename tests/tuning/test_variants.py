@@ -48,19 +48,22 @@ def estimated(monkeypatch, tmp_path):
   return path, done
 
 
-def _compare(path):
+def _compare(path, **options):
   results = path.parent / "results.jsonl"
-  return variants.compare(str(path), "tpu:v6e", results, timeout=1.0, processes=1)
+  return variants.compare(str(path), "tpu:v6e", results, timeout=1.0, processes=1, **options)
 
 
 def test_the_cheapest_variant_that_fits_is_first():
   made = [
-    variants.Variant("unknown", why="the compiler failed"),
+    variants.Variant("failed", why="the compiler failed"),
+    variants.Variant("larger", True, 2**30),
+    variants.Variant("smaller", True, 2**20),
     variants.Variant("large", False, 2**36, 1.0),
     variants.Variant("slow", True, 1, 8.0, count=100, unit="token"),
     variants.Variant("quick", True, 1, 12.0, count=200, unit="token"),
   ]
-  assert [each.name for each in variants.order(made)] == ["quick", "slow", "large", "unknown"]
+  names = ["quick", "slow", "smaller", "larger", "large", "failed"]
+  assert [each.name for each in variants.order(made)] == names
 
 
 def test_results_are_kept_and_only_missing_ones_are_estimated(estimated):
@@ -77,6 +80,13 @@ def test_results_are_kept_and_only_missing_ones_are_estimated(estimated):
   path.write_text(_STEPS + "\n# another version\n")
   _compare(path)
   assert done == ["batch1", "batch2", "batch4"]
+
+
+def test_results_of_memory_alone_do_not_stand_for_those_with_times(estimated):
+  path, done = estimated
+  for memory_only in (True, False, True):
+    _compare(path, memory_only=memory_only)
+  assert done == 2 * ["batch1", "batch2", "batch4"]
 
 
 def test_an_interrupted_comparison_keeps_its_results(estimated, monkeypatch):

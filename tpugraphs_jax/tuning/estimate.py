@@ -411,7 +411,13 @@ def _variants(args: argparse.Namespace, beam: Sequence[str] | None) -> int:
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   target = topology.full_name(args.targets[0])
   compared = variants.compare(
-    args.source, target, args.variants, timeout=args.timeout, processes=args.processes, beam=beam
+    args.source,
+    target,
+    args.variants,
+    timeout=args.timeout,
+    memory_only=args.memory,
+    processes=args.processes,
+    beam=beam,
   )
   print(compared)
   if args.html:

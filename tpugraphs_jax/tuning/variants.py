@@ -130,8 +130,9 @@ def _cells(variant: Variant) -> list[str]:
 
 
 def order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-  """Variants that fit first, by their cost; those of unknown cost last."""
-  return tuple(sorted(variants, key=lambda each: (each.fits is not True, each.cost)))
+  """Variants that fit first, by their cost; those of unknown cost last, by their memory."""
+  by_cost = lambda each: (each.fits is not True, each.cost, each.needed or 0)
+  return tuple(sorted(variants, key=by_cost))
 
 
 def of_row(row: TargetEstimate, program: programs.Program) -> Variant:
@@ -162,6 +163,7 @@ class _Request:
   source: str
   target: str
   timeout: float
+  memory_only: bool
   results: str
   key: Mapping[str, str]
   caller: int  # number of the process that runs the command
@@ -177,7 +179,9 @@ def _estimate(request: _Request) -> str:
     call = calls.Call(program.function, program.args, program.kwargs)
     # Of several processes, the one that started them says how far they are.
     with console.working(program.name, is_on=request.caller == os.getpid()):
-      (row,) = estimate.estimate_call(call, [request.target], timeout=request.timeout).rows
+      (row,) = estimate.estimate_call(
+        call, [request.target], timeout=request.timeout, memory_only=request.memory_only
+      ).rows
     variant = of_row(row, program)
   except Exception as error:  # a function of the user may raise anything
     variant = Variant(program.name, why=console.one_line(error))
@@ -192,6 +196,7 @@ def compare(
   results: Path,
   *,
   timeout: float,
+  memory_only: bool = False,
   processes: int | None = None,
   beam: Sequence[str] | None = None,
 ) -> Variants:
@@ -202,6 +207,7 @@ def compare(
     target: as `topology.full_name` returns it.
     results: a file of lines, which are kept; those that it has are not estimated again.
     timeout: seconds for one compilation.
+    memory_only: as of `estimate.estimate_call`; such lines are not those of estimates with times.
     processes: variants at a time; None: as many as cores and memory allow.
     beam: flags of Apache Beam; None: on this machine.
 
@@ -209,10 +215,11 @@ def compare(
     ValueError: the file has other lines, or as `programs.load`.
     KeyboardInterrupt: Ctrl-C; the lines of variants that have ended are kept.
   """
-  keys = {program.source: _key(program.source, target) for program in programs.load(source)}
+  loaded = programs.load(source)
+  keys = {program.source: _key(program.source, target, memory_only) for program in loaded}
   found = _read(results)
   requests = [
-    _Request(place, target, timeout, str(results), key, os.getpid())
+    _Request(place, target, timeout, memory_only, str(results), key, os.getpid())
     for place, key in keys.items()
     if _name(key) not in found
   ]
@@ -238,11 +245,13 @@ def compare(
   return Variants(target, order(made))
 
 
-def _key(source: str, target: str) -> dict[str, str]:
+def _key(source: str, target: str, memory_only: bool) -> dict[str, str]:
   """All on which the line of a variant depends."""
   place = Path(source.rpartition(":")[0])
   named = f"{place.name}:{source.rpartition(':')[2]}"
-  return {"source": named, "digest": files.digest_of(place), "target": target, **summary.versions()}
+  of_memory = {"asked": "memory"} if memory_only else {}
+  program = {"source": named, "digest": files.digest_of(place), "target": target}
+  return {**program, **of_memory, **summary.versions()}
 
 
 def _name(key: Mapping[str, str]) -> str:
