@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.support import steps
+from tpugraphs_jax.hlo import topology
 from tpugraphs_jax.tuning import comparison, estimate, page, profile, summary, tiles, variants
 
 _EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">{{ 7 * 7 }}'
@@ -181,6 +182,7 @@ def test_the_command_writes_the_page_and_the_trace(tmp_path, monkeypatch, capsys
     "PROGRAMS = {'one': (lambda: 1, ()), 'two': (lambda: 2, ())}\n", encoding="utf-8"
   )
   monkeypatch.setattr(estimate, "estimate_call", lambda *_, **__: _estimate(_step()))
+  monkeypatch.setattr(topology, "full_name", "tpu:{}".format)  # in the place of libtpu
   paths = {flag: tmp_path / f"{flag}.out" for flag in ("html", "trace", "save")}
   flags = [word for flag, path in paths.items() for word in (f"--{flag}", str(path))]
   source = str(tmp_path / "steps.py")
