@@ -390,7 +390,8 @@ def _check_comparable(
   """
   old = before if len(before) == len(asked) == 1 else [one for one in before if one.name in asked]
   known = {row.target for one in old for row in one.rows}
-  if not known & {tpu.short_name(topology.full_name(target)) for target in targets}:
+  is_slice = any("-" in target for target in targets)  # `v6e-8` is v6e:2x4, as libtpu knows
+  if not is_slice and not known & {tpu.short_name(target) for target in targets}:
     describe = ", ".join(
       f"{one.name} for {' '.join(row.target for row in one.rows)}" for one in before
     )
