@@ -87,7 +87,7 @@ def nnx_convolutions():
 
   def step(params, rest, opt_state, images, labels):
     def loss(params):
-      model = nnx.merge(graph, params, rest)
+      model = nnx.merge(graph, params, rest, copy=True)  # whose state changes in this trace
       value = cross_entropy(model(images), labels)
       return value, nnx.split(model, nnx.Param, ...)[2]
 
