@@ -164,7 +164,7 @@ def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
       "kendaltau": 0.0,
       "ordered": 0.0,
       "tuned5": _tuned_at_random(graphs),
-      "found8": _found_at_random(graphs),
+      **_found_at_random(graphs),
     }
     | {f"slowdown{k}": float(np.mean([row[k] for row in random])) for k in _KS},
     "the compiler's own choice": default,
@@ -185,8 +185,8 @@ def _tuned_at_random(graphs: Sequence[Any]) -> float:
   )
 
 
-def _found_at_random(graphs: Sequence[Any]) -> float:
-  """Expected `found8` of a random order."""
+def _found_at_random(graphs: Sequence[Any]) -> dict[str, float]:
+  """Expected `found8` of a random order; empty where no program has a better choice."""
   shares = []
   for label in (graph.configs.labels[:] for graph in graphs):
     others, better = len(label) - 1, int((label < label[0]).sum())
@@ -194,11 +194,17 @@ def _found_at_random(graphs: Sequence[Any]) -> float:
       shares.append(
         1 - math.comb(others - better, _LABELS - 1) / math.comb(others, min(_LABELS - 1, others))
       )
-  return float(np.mean(shares)) if shares else math.nan
+  return {"found8": float(np.mean(shares))} if shares else {}
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  return {name: float(np.nanmean([row[name] for row in rows])) for name in COLUMNS}
+  """Means of the columns over the programs that have them; without columns that none has."""
+  columns = {name: np.array([row[name] for row in rows]) for name in COLUMNS}
+  return {
+    name: float(np.nanmean(values))
+    for name, values in columns.items()
+    if not np.isnan(values).all()
+  }
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -12,6 +12,9 @@ rows of the others in `--out` as they are. Beside the columns of `own_quality`:
             median over the configurations of a program
   kernel    the same over the kernels of programs, those of no node left out, from the nodes of each
 
+The rows `steps` are of steps that people write: `benchmarks/steps`, its files of validation and of
+test, with which nothing is chosen.
+
 A roofline needs no training: a kernel takes the larger of its operations at the peak of the target
 and its bytes at a rate, of its memory or of copies on the chip. The bytes are those of its operands
 and results, padded in the orders of the choice. A program takes the sum of its nodes, each as a
@@ -38,13 +41,18 @@ from tpugraphs_jax.tuning.schedule.chips import chips
 
 # The name of each variant, its variant of the config file and further flags.
 WITHOUT = "--config.loss.kernels=0"
+MORE = "more"  # the collection of further programs, whose validation and test are steps
+ALSO = f"--config.data.also=('layout:own:{MORE}_{{target}}',)"
 VARIANTS = {
   "times": ("`TimeTables`", "times", ()),
   "times_alone": ("`TimeTables`, without times of kernels", "times", (WITHOUT,)),
   "sage": ("`TimeSAGE`", "times_sage", ()),
   "sage_alone": ("`TimeSAGE`, without times of kernels", "times_sage", (WITHOUT,)),
   "traffic": ("`TrafficTables`", "traffic", ()),
+  "traffic_more": ("`TrafficTables`, more programs", "traffic", (ALSO,)),
 }
+STEPS = "steps"
+SPLITS = (*own_quality.SPLITS, STEPS)
 OLD = "layout-v3-estimate"
 ERRORS = ("program", "kernel")
 # Names of values, which move nothing.
@@ -53,9 +61,18 @@ COLUMNS = (*own_quality.COLUMNS, *ERRORS)
 
 
 def graphs(data_root: Path, target: str, split: str) -> list[OpGraph]:
-  """The programs of a split whose configurations have an order, of all collections of a target."""
+  """The programs of a split whose configurations have an order, of the collections of a target.
+
+  Args:
+    data_root: folder with layout/.
+    target: of the labels.
+    split: `valid` or `test`, without the steps of `benchmarks/steps`, or `steps`.
+  """
   folder = data_root / "layout" / "own"
-  found = map(npz.read_layout, sorted(folder.glob(f"*_{target}/{split}/*.npz")))
+  is_steps = lambda path: path.parents[1].name == f"{MORE}_{target}"
+  splits = own_quality.SPLITS if split == STEPS else (split,)
+  paths = [path for each in splits for path in sorted(folder.glob(f"*_{target}/{each}/*.npz"))]
+  found = [npz.read_layout(path) for path in paths if is_steps(path) == (split == STEPS)]
   return [graph for graph in found if graph.configs.has_order and not _is_kept_out(graph)]
 
 
@@ -75,7 +92,7 @@ def train(variant: str, seed: int, data_root: str, target: str, workdir: Path) -
     "--do=train",
     f"--config.seed={seed}",
     f"--compilation_cache={workdir.resolve() / 'compilation_cache'}",
-    *flags,
+    *(flag.format(target=target) for flag in flags),
   )
   return Ranker.load(folder)
 
@@ -194,10 +211,11 @@ def roofline_rows(members: Sequence[OpGraph], target: str) -> dict[str, dict[str
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   """The figures of a split as a Markdown table, with standard deviations over seeds."""
+  shown = [column for column in COLUMNS if any(column in row for row in rows.values())]
   return pages.table(
-    ["", *COLUMNS],
+    ["", *shown],
     [
-      [name, *(pages.figure(row, column, empty="-") for column in COLUMNS)]
+      [name, *(pages.figure(row, column, empty="-") for column in shown)]
       for name, row in rows.items()
     ],
   )
@@ -211,7 +229,7 @@ def main() -> None:
   parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
-  members = {split: graphs(args.data_root, args.target, split) for split in own_quality.SPLITS}
+  members = {split: graphs(args.data_root, args.target, split) for split in SPLITS}
   results: dict[str, Any] = {
     "target": args.target,
     "seeds": args.seeds,

@@ -1,4 +1,4 @@
-"""The rooflines of `benchmarks/own_times.py`, against sums over nodes in plain Python."""
+"""The rooflines and the programs of `benchmarks/own_times.py`; rooflines against plain Python."""
 
 import math
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks import own_times
 from tests.rankers.tables import test_times
+from tests.support import commands
 from tpugraphs_jax.columns import NODE, opcode_names
 from tpugraphs_jax.rankers.tables import times
 
@@ -64,3 +65,14 @@ def test_errors_are_medians_over_configurations_then_programs_and_kernels():
     if runtime[:, d].any()
   ]
   assert math.isclose(found["kernel"], np.median(errors))
+
+
+def test_steps_are_judged_apart_from_drawn_programs():
+  root = commands.ROOT / "data/own/npz"
+  names = {
+    split: {graph.name for graph in own_times.graphs(root, "v6e", split)}
+    for split in own_times.SPLITS
+  }
+  assert all(names.values())
+  assert not any(name.startswith("generated_") for name in names[own_times.STEPS])
+  assert all(name.startswith("generated_") for name in names["valid"] | names["test"])

@@ -4,9 +4,10 @@
 
 Draws as many choices of a program as the collections of TPU v3 have (`outputs`, `blocks` and
 `kept_out`), by the same seed, and writes collections such as `outputs_v6e` into `OUT/npz`: the test
-families first, then those of validation and training, small programs first. It takes hours. Run it
-in the repository, and repeat the command to resume. With another version of jax, libtpu or the
-simulator it starts anew.
+families first, then those of validation and training, small programs first. Then come programs
+without labels of TPU v3, in `more_v6e`: more drawn ones, and the steps of `benchmarks/steps`, those
+of a file in one split. It takes hours. Run it in the repository, and repeat the command to resume.
+With another version of jax, libtpu or the simulator it starts anew.
 """
 
 from __future__ import annotations
@@ -20,11 +21,23 @@ import jax
 from tools import search_prior
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import label_file, labels, workers
+from tpugraphs_jax.tuning import label_file, labels, programs, workers
 from tpugraphs_jax.tuning.workers import LabelRequest
 
 _COLLECTIONS = ("outputs", "blocks", "kept_out")
 _SPLITS = ("test", "valid", "train")
+_MORE = "more"  # the collection of programs without labels of TPU v3
+_FILES = {"examples/programs/generated_more.py": "train"} | {
+  f"benchmarks/steps/{name}.py": split
+  for split, names in {
+    "train": ("algebra", "indices", "science", "vision"),
+    "valid": ("sequences",),
+    "test": ("graphs", "serving", "transformers"),
+  }.items()
+  for name in names
+}
+_CONFIGS = 8  # choices of each of them
+_OTHER_SPLIT = ("vision_mobilenet", "vision_convnext")  # depthwise convolutions, as test families
 
 
 def requests(target: str, out: str, splits: Sequence[str] = _SPLITS) -> list[LabelRequest]:
@@ -57,6 +70,28 @@ def requests(target: str, out: str, splits: Sequence[str] = _SPLITS) -> list[Lab
   return [request for *_, request in sorted(found, key=lambda each: each[:2])]
 
 
+def more_requests(target: str, out: str, splits: Sequence[str] = _SPLITS) -> list[LabelRequest]:
+  """The programs of `_MORE`, by file; arguments as of `requests`."""
+  suffix = "" if target == "v3" else f"_{target}"
+  return [
+    LabelRequest(
+      program.source,
+      program.name,
+      split,
+      f"layout:own:{_MORE}{suffix}",
+      out,
+      labels.TpuEstimate.name,
+      target,
+      _CONFIGS,
+      seed=0,
+    )
+    for file, split in _FILES.items()
+    if split in splits
+    for program in programs.load(file)
+    if program.name not in _OTHER_SPLIT
+  ]
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--target", required=True, help="such as v6e")
@@ -65,7 +100,12 @@ def main() -> int:
   parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
   args = parser.parse_args()
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
-  failures = workers.run(requests(args.target, args.out, args.splits), processes=args.jobs)
+  asked = [
+    request
+    for listed in (requests, more_requests)
+    for request in listed(args.target, args.out, args.splits)
+  ]
+  failures = workers.run(asked, processes=args.jobs)
   for line in failures:
     print(f"failed: {console.one_line(line)}", file=sys.stderr)
   return int(bool(failures))

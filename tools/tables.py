@@ -204,7 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {
   },
   **{
     f"own_times {split}": lambda split=split: own_times.table(recorded("own_times")[split])
-    for split in own_quality.SPLITS
+    for split in own_times.SPLITS
   },
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
 }

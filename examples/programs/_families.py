@@ -22,7 +22,7 @@ class Programs(collections.abc.Mapping):
   """Programs by the name `FAMILY_SEED`, each made when it is looked up."""
 
   def __init__(self, families, seeds):
-    self._names = [f"{family}_{seed}" for seed in range(seeds) for family in families]
+    self._names = [f"{family}_{seed}" for seed in seeds for family in families]
 
   def __getitem__(self, name):
     if name not in self._names:
@@ -37,7 +37,7 @@ class Programs(collections.abc.Mapping):
     return len(self._names)
 
 
-def programs(*families, seeds=SEEDS):
+def programs(*families, seeds=range(SEEDS)):
   return Programs(families, seeds)
 
 

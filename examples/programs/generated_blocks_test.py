@@ -15,5 +15,5 @@ PROGRAMS = programs(
   "routed",
   "messages",
   "gated_recurrence",
-  seeds=4,
+  seeds=range(4),
 )

@@ -13,5 +13,5 @@ PROGRAMS = programs(
   "shared_keys",
   "dots_of_fields",
   "outer_products",
-  seeds=4,
+  seeds=range(4),
 )

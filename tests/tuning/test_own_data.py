@@ -19,6 +19,7 @@ _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
 # Labels of newer TPUs, by generation.
 _NEWER = {target: sorted(_OWN.glob(f"*_{target}/*/*.npz")) for target in ("v5e", "v5p", "v6e")}
+_MORE = set(_OWN.glob("more_v6e/*/*.npz"))  # without labels of TPU v3
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
 _AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
 _CONFIGS = 4
@@ -67,7 +68,7 @@ def test_programs_have_their_labels_beside_them(collection):
     assert not any(record["configs"][0]["numbers"]), path  # the compiler's own choice comes first
     assert graph.name == record["name"] == path.stem
     # Sources are relative to the repository.
-    assert record["source"].startswith("examples/programs/"), path
+    assert record["source"].startswith(("examples/programs/", "benchmarks/steps/")), path
 
 
 def test_programs_are_labelled_anew_by_split_and_size():
@@ -82,13 +83,26 @@ def test_programs_are_labelled_anew_by_split_and_size():
     path.parents[2] / path.parents[1].name.removesuffix("_v6e") / path.parent.name / path.name
     for path in files
   ]
-  assert set(v3) == of_v3 and len(v3) == len(of_v3) and set(files) >= set(_NEWER["v6e"])
+  assert set(v3) == of_v3 and len(v3) == len(of_v3)
+  assert set(files) >= set(_NEWER["v6e"]) - _MORE
   assert [request.split for request in requests] == sorted(
     (path.parent.name for path in files), key=["test", "valid", "train"].index
   )
   sizes = [len(npz.read_structure(path, "layout")[1]) for path in v3 if "test" in path.parts]
   assert sizes == sorted(sizes)
   assert all(request.source.startswith("examples/programs/") for request in requests)
+
+
+def test_programs_without_labels_of_v3_are_labelled_too(monkeypatch):
+  monkeypatch.chdir(commands.ROOT)
+  known = {request.name for request in label_own.requests("v6e", "out/own")}
+  with jax.numpy_rank_promotion("allow"):  # steps as people write them
+    more = label_own.more_requests("v6e", "out/own", ["valid"])
+  assert more and not known & {request.name for request in more}
+  assert {path.stem for path in _MORE if "valid" in path.parts} <= {each.name for each in more}
+  assert {(request.split, request.collection) for request in more} == {
+    ("valid", "layout:own:more_v6e")
+  }
 
 
 @recorded.needs_libtpu
