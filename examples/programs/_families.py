@@ -15,6 +15,29 @@ from jax import lax
 import jax.numpy as jnp
 
 SEEDS = 7
+TRAINING = (
+  "plain",
+  "pooled",
+  "residual",
+  "bottleneck",
+  "branches",
+  "grouped",
+  "squeezed",
+  "encoder_decoder",
+  "dilated",
+  "volume",
+  "waveform",
+  "shuffled",
+  "perceptron",
+  "encoder",
+  "patches",
+  "gated",
+  "recurrent_cell",
+  "linear_attention",
+  "factors",
+  "autoencoder",
+  "windows",
+)
 _FAMILIES = {}
 
 

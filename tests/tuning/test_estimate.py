@@ -306,6 +306,7 @@ def test_a_mistake_in_a_step_is_a_line_that_names_the_place(
     (["--save", "mine.py"], "--save is mine.py, a file of another kind: name a new one"),
     (["--html", "before.json"], "--html is before.json, a file of another kind"),
     (["--trace", "none/a.json"], "--trace is none/a.json, and there is no folder none"),
+    (["--save", "."], "--save is ., a folder: name a file"),
     (["--slower", "0.02"], "name a file with --against"),
     (
       ["--against", "before.json", "--targets", "v5e"],

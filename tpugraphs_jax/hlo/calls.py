@@ -472,7 +472,8 @@ def check_keywords(
     return
   parameters = inspect.signature(command).parameters.values()
   options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-  for keyword in set(keywords) - {parameter.name for parameter in taken}:
+  names = {parameter.name for parameter in taken}
+  for keyword in (each for each in keywords if each not in names):
     near = difflib.get_close_matches(keyword, options, 1)
     name = getattr(function, "__name__", type(function).__name__)
     raise TypeError(

@@ -152,6 +152,19 @@ def check_slower(slower: float) -> None:
     raise ValueError(f"slower is {slower}, expected a part from 0 on, such as .02")
 
 
+def counterpart(before: Sequence[Estimate], name: str, programs: int) -> Estimate | None:
+  """The estimate with which a program is compared: of its name, or the only one of each side.
+
+  Args:
+    before: estimates.
+    name: of the program.
+    programs: how many are compared.
+  """
+  if len(before) == programs == 1:
+    return before[0]
+  return next((estimate for estimate in before if estimate.name == name), None)
+
+
 def compare(
   before: Sequence[Estimate], after: Sequence[Estimate], *, slower: float = 0.0
 ) -> Comparison:
@@ -166,10 +179,9 @@ def compare(
     ValueError: both sides have no program and target in common, or no such part.
   """
   check_slower(slower)
-  by_name = {estimate.name: estimate for estimate in before}
   pairs = []
   for new in after:
-    old = before[0] if len(before) == len(after) == 1 else by_name.get(new.name)
+    old = counterpart(before, new.name, len(after))
     rows = {row.target: row for row in old.rows} if old else {}
     name = new.name
     if old and old.name != name:

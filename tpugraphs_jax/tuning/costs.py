@@ -486,7 +486,7 @@ class _Kernels:
     Args:
       calls: of all kernels by name.
     """
-    found = self._made(calls)
+    found = self._loops_of_compiler(calls)
     return tuple((operation(node, self._module), steps) for node, steps, _ in found)
 
   def controls(self, kernels: Sequence[program.KernelTime], clock: float) -> list[KernelCost]:
@@ -499,7 +499,7 @@ class _Kernels:
     calls = {timed.name: timed.calls for timed in kernels}
     after = {timed.name: timed.after for timed in kernels}
     found = []
-    for node, steps, inside in self._made(calls):
+    for node, steps, inside in self._loops_of_compiler(calls):
       kernel = self.described(node.name)
       milliseconds = 1e3 * sum(after.get(name, 0.0) for name in inside) / clock
       if not milliseconds:
@@ -517,7 +517,7 @@ class _Kernels:
       )
     return found
 
-  def _made(
+  def _loops_of_compiler(
     self, calls: Mapping[str, float]
   ) -> Iterator[tuple[proto.HloInstructionProto, float, list[str]]]:
     """Loops that the compiler made: the instruction, the steps, and the instructions inside."""

@@ -369,6 +369,8 @@ def _check_output(flag: str, path: Path, begin: bytes) -> None:
   Raises:
     ValueError, OSError: it holds something else, or its folder is missing.
   """
+  if path.is_dir():
+    raise IsADirectoryError(f"{flag} is {path}, a folder: name a file")
   if path.is_file():
     with path.open("rb") as file:
       found = file.read(len(begin))
@@ -388,8 +390,8 @@ def _check_comparable(
     asked: names of the programs to estimate.
     targets: for which.
   """
-  old = before if len(before) == len(asked) == 1 else [one for one in before if one.name in asked]
-  known = {row.target for one in old for row in one.rows}
+  matched = (comparison.counterpart(before, name, len(asked)) for name in asked)
+  known = {row.target for one in matched if one for row in one.rows}
   is_slice = any("-" in target for target in targets)  # `v6e-8` is v6e:2x4, as libtpu knows
   if not is_slice and not known & {tpu.short_name(target) for target in targets}:
     describe = ", ".join(

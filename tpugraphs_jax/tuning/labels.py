@@ -140,7 +140,7 @@ class Label(abc.ABC):
     return measure.compile_function(function, args, compiler_options)
 
 
-class Estimate(Label):
+class CompilerLabel(Label):
   """A label that a compiler gives: each function is compiled, and does not run."""
 
   min_gain: ClassVar[float] = 0.02  # as in `benchmarks/tune.py`
@@ -169,7 +169,7 @@ class Estimate(Label):
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuEstimate(Estimate):
+class TpuEstimate(CompilerLabel):
   """The time of `estimate`, by the TPU compiler on a machine without a TPU.
 
   It comes from the final schedules of the kernels. It orders AlexNet's measured layouts better than
@@ -266,7 +266,7 @@ class TpuEstimate(Estimate):
 
 
 @dataclasses.dataclass(frozen=True)
-class BytesEstimate(Estimate):
+class BytesEstimate(CompilerLabel):
   """Bytes that the program moves after this machine's compiler has optimised it.
 
   It needs neither libtpu nor a quiet machine, so that everything can be tried with it.
