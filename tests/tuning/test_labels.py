@@ -58,7 +58,7 @@ def test_without_a_time_there_is_a_reason_and_no_label(monkeypatch):
   row = costs.TargetEstimate("tpu:v6e", cycles=5, why="it has a loop")
   monkeypatch.setattr(costs, "cost", lambda *_: row)
   with pytest.raises(ValueError, match="it has no time, because it has a loop"):
-    labels.TpuEstimate("tpu:v6e").estimate(None, _call())
+    labels.TpuEstimate("tpu:v6e").estimate(None, _call(), lambda operations: [])
 
 
 def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
@@ -67,9 +67,9 @@ def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
   bound = costs.KernelCost("sort.1", milliseconds=0.001, is_bound=True)
   row = costs.TargetEstimate("tpu:v6e", 0.004, kernels=(timed, bound, costs.KernelCost("copy.1")))
   monkeypatch.setattr(costs, "cost", lambda *_: row)
-  raw = labels.TpuEstimate("tpu:v6e").estimate(None, _call())
-  assert raw["milliseconds"] == 0.004
-  assert [(kernel["picoseconds"], kernel["group"]) for kernel in raw["kernels"]] == [(2 * 10**6, 2)]
+  found = labels.TpuEstimate("tpu:v6e").estimate(None, _call(), lambda operations: [7])
+  kernel = {"picoseconds": 2 * 10**6, "group": 2, "nodes": [7]}
+  assert found == {"milliseconds": 0.004, "kernels": [kernel]}
 
 
 def test_a_label_that_is_not_open_says_so():

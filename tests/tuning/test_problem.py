@@ -103,9 +103,7 @@ def test_the_nodes_of_a_kernel_are_those_of_the_operations_in_it():
   operations = [costs.operation(node, module) for node in proto.instructions(module)]
   tanh, dots = of_opcode("tanh"), of_opcode("dot")
   equal, last = dots[:2], dots[2:]
-  nodes = lambda *operations: found._with_nodes(
-    {"picoseconds": 5, "group": None, "operations": operations}
-  )["nodes"]
+  nodes = lambda *operations: found._nodes_of_all(operations)
   assert nodes(operations[tanh[0]]) == tanh and nodes(operations[last[0]]) == last
   assert nodes(operations[tanh[0]], operations[equal[0]]) == sorted(tanh + equal)
   # Another shape of the line, a copy of a group's layout, and an instruction of the compiler.

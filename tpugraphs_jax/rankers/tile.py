@@ -16,8 +16,9 @@ the defaults of its flags.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -81,10 +82,6 @@ class _TileModel(base.Network):
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
-  def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
-    """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""
-    return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
-
   def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
     pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
@@ -94,24 +91,63 @@ class _TileModel(base.Network):
     return pooled / _like_rows(count, pooled)
 
 
-class Blocks(NamedTuple):
-  """The weights of a linear layer on (embedding, configuration, node features), one by one.
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """`concat(embedding, tile, features) @ weight` of the nodes of a batch, as a sum of products.
 
-  The layer is the sum of its parts. Each is computed where this is cheapest: that of embeddings and
-  node features once a node, that of configurations once a graph.
+  Attributes:
+    embedding, tile, features: blocks of the weight, `[E, H]`, `[F', H]` and `[F, H]` float32.
+    batch: features and tiles of the nodes.
+    dtype: of the products.
   """
 
-  embedding: jax.Array  # [E, H] float32
-  config: jax.Array  # [F', H] float32; [0, H] with late join
-  feat: jax.Array  # [F, H] float32
+  embedding: jax.Array
+  tile: jax.Array
+  features: jax.Array
+  batch: TileBatch
+  dtype: str
+
+  def of_nodes(self, embedded: jax.Array) -> jax.Array:
+    """The product of embeddings `[N, E]` and features, once a node: `[N, H]`."""
+    feat = self.batch.graph.nodes["feat"]
+    return self._product(embedded, self.embedding) + self._product(feat, self.features)
+
+  def of_tiles(self) -> jax.Array:
+    """The product of tiles, once a kernel, then copied to its nodes: `[N, C, H]`."""
+    product = self._product(self.batch.config_feat, self.tile)
+    return pooling.per_node(product, node_graph(self.batch.graph))
+
+  def _product(self, x: Array, weight: jax.Array) -> jax.Array:
+    return layers.matmul(x, weight, dtype=self.dtype)
+
+
+class InputDense(Dense):
+  """A `Dense` on `concat(embedding, tile, features)` of nodes, which is never made.
+
+  A tile is equal on all nodes of a kernel, and a node in all configurations of it. The layer is
+  therefore the sum of its `Part`s and the bias.
+
+  Attributes:
+    embed_dim: width of the embeddings.
+    has_tiles: whether tiles are an input: with early join.
+    product_dtype: of the products. The layer itself has no dtype, so that its weights are float32.
+  """
+
+  embed_dim: int = 64
+  has_tiles: bool = True
+  product_dtype: str = "float32"
+
+  def parts(self, batch: TileBatch, copies: int = 1) -> tuple[list[Part], jax.Array]:
+    """A part for each of `copies` concatenations, one after the other, and the bias `[H]`."""
+    tile = batch.config_feat.shape[-1] if self.has_tiles else 0
+    widths = self.embed_dim, tile, batch.graph.nodes["feat"].shape[-1]
+    blocks, bias = self.blocks(widths * copies)
+    weights = zip(blocks[::3], blocks[1::3], blocks[2::3])
+    return [Part(*weight, batch, self.product_dtype) for weight in weights], bias
 
 
 class _MessagePassing(_TileModel):
-  """Options and the first layer of models with rounds of message passing.
-
-  The first layer is made without a dtype: its `Blocks` are float32, and `matmul` casts them to
-  `dtype`.
-  """
+  """Options and layers of models with rounds of message passing."""
 
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
   num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
@@ -119,39 +155,18 @@ class _MessagePassing(_TileModel):
     "float32", "dtype of layers before the readout; readout and head are float32", one_of=DTYPES
   )
 
+  def input_dense(self) -> InputDense:
+    """The first layer, to `hidden_dim` features."""
+    return InputDense(
+      self.hidden_dim,
+      embed_dim=self.op_embed_dim,
+      has_tiles=self.early_join,
+      product_dtype=self.dtype,
+    )
+
   def dense(self) -> Dense:
     """A linear layer to `hidden_dim` features."""
     return Dense(self.hidden_dim, dtype=self.dtype)
-
-  def matmul(self, x: Array, weight: jax.Array) -> jax.Array:
-    """`x [..., K] @ weight [K, H]` in the dtype of the computation: `[..., H]`."""
-    return layers.matmul(x, weight, dtype=self.dtype)
-
-  def first_weights(
-    self, layer: Dense, batch: TileBatch, copies: int = 1
-  ) -> tuple[list[Blocks], jax.Array]:
-    """The weights of the first layer for each of its inputs, and its bias `[H]` float32.
-
-    Args:
-      layer: its input is `copies` concatenations of the three of `Blocks`, one after the other.
-      batch: for the widths.
-      copies: number of concatenations.
-    """
-    config = batch.config_feat.shape[-1] if self.early_join else 0
-    widths = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
-    parts, bias = layer.blocks(widths * copies)  # of all copies, one after the other
-    weights = iter(parts)
-    return [Blocks(next(weights), next(weights), next(weights)) for _ in range(copies)], bias
-
-  def project_static(self, static: tuple[jax.Array, jax.Array], blocks: Blocks) -> jax.Array:
-    """The part of embeddings and node features in the layer: `[N, H]`."""
-    embedded, feat = static
-    return self.matmul(embedded, blocks.embedding) + self.matmul(feat, blocks.feat)
-
-  def project_config(self, batch: TileBatch, blocks: Blocks) -> jax.Array:
-    """The part of each configuration in the layer, copied to the nodes: `[N, C, H]`."""
-    projected = self.matmul(batch.config_feat, blocks.config)
-    return pooling.per_node(projected, node_graph(batch.graph))
 
 
 class TileSAGE(_MessagePassing):
@@ -163,7 +178,7 @@ class TileSAGE(_MessagePassing):
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     rounds: list[Any] = [self.dense() for _ in range(1, self.num_gnns)]
-    self.sage = [Dense(self.hidden_dim), *rounds]
+    self.sage = [self.input_dense(), *rounds]
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
@@ -177,18 +192,18 @@ class TileSAGE(_MessagePassing):
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
 
-    `Dense(concat(B x, x)) = B (x W1) + x W2 + b`. A configuration c is equal on all nodes of a
-    graph. Its part of `B x` is therefore (number of neighbours) * c, without a sum over edges.
+    `Dense(concat(B x, x)) = B (x W1) + x W2 + b`. A tile t is equal on all nodes of a kernel. Its
+    part of `B x` is therefore (number of neighbours) * t, without a sum over edges.
     """
-    (of_neighbours, own), bias = self.first_weights(self.sage[0], batch, copies=2)
-    static = self.static_features(batch)
+    (of_neighbours, own), bias = self.sage[0].parts(batch, copies=2)
+    embedded = self.op_embedding(batch.graph)
     with jax.named_scope("sage_0"):
-      x = neighbour_sum(self.project_static(static, of_neighbours), batch.adjacency, BOTH)
-      x += self.project_static(static, own) + bias[None].astype(x.dtype)
+      x = neighbour_sum(of_neighbours.of_nodes(embedded), batch.adjacency, BOTH)
+      x += own.of_nodes(embedded) + bias[None].astype(x.dtype)
       if self.early_join:
         neighbours = degree(batch.adjacency, BOTH, len(x)).astype(x.dtype)
-        x = x[:, None] + self.project_config(batch, own)
-        x += neighbours[:, None, None] * self.project_config(batch, of_neighbours)
+        x = x[:, None] + own.of_tiles()
+        x += neighbours[:, None, None] * of_neighbours.of_tiles()
       return layers.l2_normalize(leaky_relu(x))
 
 
@@ -204,7 +219,7 @@ class ResGCN(_MessagePassing):
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.pre_0, self.pre_1 = Dense(self.hidden_dim), self.dense()
+    self.pre_0, self.pre_1 = self.input_dense(), self.dense()
     self.gcn = [self.convolution() for _ in range(self.num_gnns)]
     self.head = MLP((self.hidden_dim, 1))
 
@@ -222,11 +237,11 @@ class ResGCN(_MessagePassing):
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
-    (own,), bias = self.first_weights(self.pre_0, batch)
-    x = self.project_static(self.static_features(batch), own)
+    (own,), bias = self.pre_0.parts(batch)
+    x = own.of_nodes(self.op_embedding(batch.graph))
     x += bias[None].astype(x.dtype)
     if self.early_join:
-      x = x[:, None] + self.project_config(batch, own)
+      x = x[:, None] + own.of_tiles()
     return self.pre_1(leaky_relu(x))
 
   def update(self, y: jax.Array, batch: TileBatch, convolution: MLP | dict[str, MLP]) -> jax.Array:
@@ -250,8 +265,8 @@ class PooledMLP(_TileModel):
     self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    embedded, feat = self.static_features(batch)
-    return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
+    embedded = self.op_embedding(batch.graph)
+    return self.pool(jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1), batch)
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:

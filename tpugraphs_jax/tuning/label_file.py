@@ -95,14 +95,12 @@ class LabelFile:
     for numbers, outcome in self.problem.raw_labels([*again, *new], self._begin):
       if isinstance(outcome, Exception):
         why = reason(outcome)
-      if known and numbers == default:
-        factor = label.value(known) / label.value(outcome) if isinstance(outcome, dict) else factor
-      elif isinstance(outcome, Exception):
-        self.add(numbers, why)
-      elif again:
-        self.add(numbers, outcome | {"seconds": [factor * time for time in outcome["seconds"]]})
+        if numbers not in self._known:
+          self.add(numbers, why)
+      elif known and numbers == default:
+        factor = label.value(known) / label.value(outcome)
       else:
-        self.add(numbers, outcome)
+        self.add(numbers, label.scaled(outcome, factor))
     for numbers in candidates:
       # Nothing is measured after an error of the compiler's own choice.
       self._take(numbers, self._known.get(numbers, why))

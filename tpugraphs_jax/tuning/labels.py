@@ -5,9 +5,9 @@
 
 | label | raw numbers | `value` |
 |---|---|---|
-| `TpuEstimate` | milliseconds of the program, picoseconds of its kernels | picoseconds |
-| `BytesEstimate` | bytes | bytes |
-| `Measured` | seconds of a call, for each round | nanoseconds |
+| `TpuEstimate` | `TimeRecord`: the times of the program and of its kernels | picoseconds |
+| `BytesEstimate` | `BytesRecord`: bytes | bytes |
+| `Measured` | `measure.Rounds`: the time of a call in each round | nanoseconds |
 
 An estimate is computed and is no run time. One version of a compiler and of the simulator always
 gives the same estimate; measured times vary.
@@ -21,10 +21,10 @@ compared once more.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-from typing import Any, cast, ClassVar, TypedDict
+from typing import Any, ClassVar, final, Generic, TypedDict, TypeVar
 
 import jax
 
@@ -37,33 +37,16 @@ from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 from tpugraphs_jax.tuning.schedule import chips
 
-
-class KernelRecord(TypedDict, total=False):
-  """The time of a kernel: from `TpuEstimate.estimate` with `operations`, in a file with `nodes`."""
-
-  picoseconds: int  # of all calls
-  group: int | None  # of the choice; None for a kernel of no group
-  operations: tuple[costs.Operation, ...]  # that it has, as the compiler's program names them
-  nodes: list[int]  # of the problem's graph that these operations come from
-
-
-class LabelRecord(TypedDict, total=False):
-  """The raw numbers of a choice, those of its kind of label; `schema` has those of a file."""
-
-  milliseconds: float  # `TpuEstimate`: of the program
-  kernels: list[KernelRecord]  # `TpuEstimate`: those that have a time, and not only a bound
-  bytes_accessed: int  # `BytesEstimate`
-  seconds: list[float]  # `Measured`: of a call, a number for each round
-  noise: float  # `Measured`, not in a file: of the machine in these rounds, see `measure.measure`
-
-
-# The numbers of labels of earlier versions.
-_EARLIER = {"optimal_seconds", "estimated_cycles"}
 # What jax and XLA raise for a function that they cannot compile.
 _REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
 
-class Label(abc.ABC):
+Raw = TypeVar("Raw", bound=Mapping[str, Any])  # the raw numbers of a choice, as in a file
+# The nodes of the problem's graph that operations of a compiled program come from.
+NodesOf = Callable[[Sequence[costs.Operation]], list[int]]
+
+
+class Label(abc.ABC, Generic[Raw]):
   """A way to label the choices of a program.
 
   Attributes:
@@ -95,24 +78,25 @@ class Label(abc.ABC):
 
   @abc.abstractmethod
   def label_all(
-    self, functions: Functions, args: tuple
-  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
+    self, functions: Functions, args: tuple, nodes_of: NodesOf
+  ) -> Iterator[tuple[int, Raw | Exception]]:
     """The raw numbers of each function in turn, or the error with which it failed.
 
     Args:
       functions: that compute the same, with their numbers and compiler options.
       args: their arguments, arrays or `jax.ShapeDtypeStruct`.
+      nodes_of: finds the nodes of a kernel.
     """
 
   @abc.abstractmethod
-  def amount(self, raw: LabelRecord) -> float:
+  def amount(self, raw: Raw) -> float:
     """The label in its unit, before it is rounded.
 
     Raises:
       ValueError: the raw numbers are those of an earlier version.
     """
 
-  def value(self, raw: LabelRecord) -> int:
+  def value(self, raw: Raw) -> int:
     """The label as a positive integer, by which others can be divided; raises as `amount`."""
     return max(1, round(self.amount(raw)))
 
@@ -121,7 +105,12 @@ class Label(abc.ABC):
     """The stage of compilation of the module from which the graph is made."""
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
-  def open(self) -> contextlib.AbstractContextManager[Label]:
+  def scaled(self, raw: Raw, factor: float) -> Raw:
+    """The raw numbers as if the machine had been this much slower, where they depend on it."""
+    del factor
+    return raw
+
+  def open(self) -> contextlib.AbstractContextManager[Label[Raw]]:
     """The label with what it needs for a search, which ends with the context."""
     return contextlib.nullcontext(self)
 
@@ -140,13 +129,13 @@ class Label(abc.ABC):
     return measure.compile_function(function, args, compiler_options)
 
 
-class CompilerLabel(Label):
+class CompilerLabel(Label[Raw]):
   """A label that a compiler gives: each function is compiled, and does not run."""
 
   min_gain: ClassVar[float] = 0.02  # as in `benchmarks/tune.py`
 
   @abc.abstractmethod
-  def estimate(self, compiled: Any, call: Call) -> LabelRecord:
+  def estimate(self, compiled: Any, call: Call, nodes_of: NodesOf) -> Raw:
     """The raw numbers of a compiled call.
 
     Raises:
@@ -154,8 +143,8 @@ class CompilerLabel(Label):
     """
 
   def label_all(
-    self, functions: Functions, args: tuple
-  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
+    self, functions: Functions, args: tuple, nodes_of: NodesOf
+  ) -> Iterator[tuple[int, Raw | Exception]]:
     for number, function, compiler_options in functions:
       try:
         compiled = self.compile(function, args, compiler_options)
@@ -163,13 +152,30 @@ class CompilerLabel(Label):
         yield number, error
         continue
       try:
-        yield number, self.estimate(compiled, Call(function, args, {}))
+        yield number, self.estimate(compiled, Call(function, args, {}), nodes_of)
       except ValueError as error:
         yield number, error
 
 
+@final
+class KernelRecord(TypedDict):
+  """The time of a kernel."""
+
+  picoseconds: int  # of all calls
+  group: int | None  # of the choice; None for a kernel of no group
+  nodes: list[int]  # of the problem's graph
+
+
+@final
+class TimeRecord(TypedDict):
+  """The raw numbers of `TpuEstimate`."""
+
+  milliseconds: float  # of the program
+  kernels: list[KernelRecord]  # those that have a time, and not only a bound
+
+
 @dataclasses.dataclass(frozen=True)
-class TpuEstimate(CompilerLabel):
+class TpuEstimate(CompilerLabel[TimeRecord]):
   """The time of `estimate`, by the TPU compiler on a machine without a TPU.
 
   It comes from the final schedules of the kernels. It orders AlexNet's measured layouts better than
@@ -234,8 +240,8 @@ class TpuEstimate(CompilerLabel):
     except Ended as error:
       raise ValueError(f"the compiler failed: {error}") from None
 
-  def estimate(self, compiled: tpu.TpuProgram, call: Call) -> LabelRecord:
-    """The time of a program, and of each kernel its time and the operations in it.
+  def estimate(self, compiled: tpu.TpuProgram, call: Call, nodes_of: NodesOf) -> TimeRecord:
+    """The time of a program and of its kernels.
 
     Kernels that have only a bound are left out, and so is the control of loops that the compiler
     made, which is no kernel.
@@ -250,23 +256,30 @@ class TpuEstimate(CompilerLabel):
       {
         "picoseconds": to_picoseconds(kernel.milliseconds),
         "group": group_of(kernel),
-        "operations": kernel.operations,
+        "nodes": nodes_of(kernel.operations),
       }
       for kernel in row.kernels
       if kernel.milliseconds is not None and not (kernel.is_bound or kernel.is_loop)
     ]
     return {"milliseconds": row.milliseconds, "kernels": kernels}
 
-  def amount(self, raw: LabelRecord) -> float:
-    if found := _EARLIER & raw.keys():
+  def amount(self, raw: TimeRecord) -> float:
+    if found := {"optimal_seconds", "estimated_cycles"} & raw.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
       )
     return 1e9 * raw["milliseconds"]
 
 
+@final
+class BytesRecord(TypedDict):
+  """The raw numbers of `BytesEstimate`."""
+
+  bytes_accessed: int
+
+
 @dataclasses.dataclass(frozen=True)
-class BytesEstimate(CompilerLabel):
+class BytesEstimate(CompilerLabel[BytesRecord]):
   """Bytes that the program moves after this machine's compiler has optimised it.
 
   It needs neither libtpu nor a quiet machine, so that everything can be tried with it.
@@ -279,18 +292,19 @@ class BytesEstimate(CompilerLabel):
   noun = "number of bytes accessed"
   caveat = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, compiled: jax.stages.Compiled, call: Call) -> LabelRecord:
+  def estimate(self, compiled: jax.stages.Compiled, call: Call, nodes_of: NodesOf) -> BytesRecord:
+    del call, nodes_of
     moved = (compiled.cost_analysis() or {}).get("bytes accessed")
     if moved is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
     return {"bytes_accessed": int(moved)}
 
-  def amount(self, raw: LabelRecord) -> float:
+  def amount(self, raw: BytesRecord) -> float:
     return raw["bytes_accessed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured(Label):
+class Measured(Label[measure.Rounds]):
   """Run time on the device at hand."""
 
   seed: int = 0
@@ -307,13 +321,24 @@ class Measured(Label):
     return {"platform": jax.devices()[0].platform, **super().versions()}
 
   def label_all(
-    self, functions: Functions, args: tuple
-  ) -> Iterator[tuple[int, LabelRecord | Exception]]:
-    found = measure.measure(functions, args, seed=self.seed)
-    return cast("Iterator[tuple[int, LabelRecord | Exception]]", found)
+    self, functions: Functions, args: tuple, nodes_of: NodesOf
+  ) -> Iterator[tuple[int, measure.Rounds | Exception]]:
+    del nodes_of
+    return measure.measure(functions, args, seed=self.seed)
 
-  def amount(self, raw: LabelRecord) -> float:
+  def amount(self, raw: measure.Rounds) -> float:
     return 1e9 * min(raw["seconds"])
+
+  def scaled(self, raw: measure.Rounds, factor: float) -> measure.Rounds:
+    return {**raw, "seconds": [factor * seconds for seconds in raw["seconds"]]}
+
+
+LabelRecord = TimeRecord | BytesRecord | measure.Rounds
+
+
+def kernels(raw: LabelRecord) -> list[KernelRecord]:
+  """The kernels of a choice; none where its label has no kernels."""
+  return raw["kernels"] if "kernels" in raw else []
 
 
 def reason(error: Exception) -> str:
@@ -352,13 +377,13 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
     ValueError: there is no such label; a target is missing, or given to a label that has none; or
       as `tpu.full_name`.
   """
+  known = {label.name: label for label in (TpuEstimate, BytesEstimate, Measured)}
+  if name not in known:
+    raise ValueError(f"unknown label {name!r}, expected one of {', '.join(known)}")
   if name == TpuEstimate.name:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
     return TpuEstimate(tpu.full_name(target))
-  if name not in (BytesEstimate.name, Measured.name):
-    known = ", ".join([TpuEstimate.name, BytesEstimate.name, Measured.name])
-    raise ValueError(f"unknown label {name!r}, expected one of {known}")
   if target is not None:
     raise ValueError(
       f"label {name} is for the device at hand and has no target, found "

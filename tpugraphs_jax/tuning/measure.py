@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import time
-from typing import Any
+from typing import Any, final, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,14 @@ def seconds_of_call(function: Callable[..., Any], values: tuple, calls: int) -> 
   return seconds / calls
 
 
+@final
+class Rounds(TypedDict):
+  """The measured times of a function."""
+
+  seconds: list[float]  # of a call, a number for each round
+  noise: float  # of the machine in these rounds
+
+
 def _is_donated(function: Callable[..., Any]) -> list[bool]:
   """Of each argument's arrays, whether a compiled function takes their memory."""
   infos = getattr(function, "args_info", ())
@@ -77,7 +85,7 @@ def _fresh(function: Callable[..., Any], values: tuple) -> tuple:
 
 def measure(
   functions: Functions, args: tuple, *, seed: int = 0
-) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
+) -> Iterator[tuple[int, Rounds | Exception]]:
   """Measures functions that compute the same outputs; the first one is the default.
 
   Args:
@@ -87,9 +95,8 @@ def measure(
     seed: of these values and of the order of measurements.
 
   Yields:
-    The number of a function and `{"seconds": [...], "noise": ...}`, the seconds of a call
-    in each round, or the error with which the function was refused. Nothing more after an error of
-    the first one.
+    The number of a function and its times, or the error with which it was refused. Nothing more
+    after an error of the first one.
 
   Raises:
     NoisyMachineError: copies of the default differ by more than 5 %.

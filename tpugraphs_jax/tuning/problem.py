@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
+import itertools
 import types
 from typing import Any, NamedTuple
 
@@ -238,15 +239,12 @@ class Problem:
         begin(numbers)
         yield place, self.apply(numbers), self.compiler_options_of(numbers)
 
-    for place, outcome in self.label.label_all(functions(), self.call.arrays):
-      if not isinstance(outcome, Exception) and "kernels" in outcome:
-        outcome = {**outcome, "kernels": list(map(self._with_nodes, outcome["kernels"]))}
+    for place, outcome in self.label.label_all(functions(), self.call.arrays, self._nodes_of_all):
       yield candidates[place], outcome
 
-  def _with_nodes(self, kernel: labels.KernelRecord) -> labels.KernelRecord:
-    """A kernel of `TpuEstimate.estimate` with the nodes of the graph in the place of operations."""
-    nodes = {node for operation in kernel["operations"] for node in self._nodes_of(operation)}
-    return {"picoseconds": kernel["picoseconds"], "group": kernel["group"], "nodes": sorted(nodes)}
+  def _nodes_of_all(self, operations: Sequence[costs.Operation]) -> list[int]:
+    """The nodes that operations of the optimised program come from, in order."""
+    return sorted({node for operation in operations for node in self._nodes_of(operation)})
 
   def _nodes_of(self, operation: costs.Operation) -> list[int]:
     """The nodes that an operation of the optimised program comes from.
@@ -274,18 +272,18 @@ class Problem:
 
 
 def kernel_times(raw: Sequence[labels.LabelRecord]) -> graph.KernelTimes | None:
-  """The kernels of choices, by their nodes; None without any that has nodes.
+  """The times of the kernels of choices, by their nodes; None without any that has nodes.
 
   Args:
     raw: of `raw_labels`, for each choice.
   """
+  kernels = [labels.kernels(of_choice) for of_choice in raw]
   number: dict[tuple[int, ...], int] = {}
-  for of_choice in raw:
-    for kernel in of_choice.get("kernels", ()):
-      number.setdefault(tuple(kernel["nodes"]), len(number))
+  for kernel in itertools.chain(*kernels):
+    number.setdefault(tuple(kernel["nodes"]), len(number))
   runtime = np.zeros((len(raw), len(number)), np.int64)
-  for config, of_choice in enumerate(raw):
-    for kernel in of_choice.get("kernels", ()):
+  for config, of_choice in enumerate(kernels):
+    for kernel in of_choice:
       runtime[config, number[tuple(kernel["nodes"])]] += kernel["picoseconds"]
   pairs = [(place, node) for nodes, place in number.items() for node in nodes]
   return graph.KernelTimes(runtime, np.array(pairs, np.int32)) if pairs else None

@@ -15,7 +15,7 @@ import numpy as np
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing, labels, layouts
 from tpugraphs_jax.tuning.draw import OptionIndices
-from tpugraphs_jax.tuning.labels import LabelRecord
+from tpugraphs_jax.tuning.labels import kernels, LabelRecord
 from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.problem import Problem
 
@@ -217,7 +217,7 @@ class Tuned(Page):
 
 def _time_of_group(raw: LabelRecord, group: int) -> int:
   """Picoseconds of the kernels that come from a group, of the raw numbers of a choice."""
-  return sum(kernel["picoseconds"] for kernel in raw["kernels"] if kernel["group"] == group)
+  return sum(kernel["picoseconds"] for kernel in kernels(raw) if kernel["group"] == group)
 
 
 def changes_of(
