@@ -62,12 +62,14 @@ test-faults test-systems test-runs test-docs: test-%: install
 # Tests with Beam and with a local bucket, in an environment that adds these packages to those of
 # $(VENV): the other tests run without them.
 HOSTS := out/hosts
+HOSTS_PACKAGES := apache-beam 'moto[server]' s3fs
 test-hosts: install
 	$(PYTHON) -m venv --without-pip $(HOSTS)
 	packages=$$(realpath $(VENV)/lib/python3*/site-packages); \
 	  cd $(HOSTS)/lib/python3*/site-packages; \
 	  echo "import site; site.addsitedir('$$packages')" > beside.pth
-	$(HOSTS)/bin/python -m pip install --quiet apache-beam 'moto[server]' s3fs
+	$(BIN)/python -m uv pip install --quiet --python $(HOSTS)/bin/python $(HOSTS_PACKAGES) || \
+	  $(HOSTS)/bin/python -m pip install --quiet $(HOSTS_PACKAGES)
 	$(HOSTS)/bin/python $(PYTEST) --lane=hosts
 
 # Pages in Chromium.
