@@ -30,7 +30,7 @@ from tpugraphs_jax.train.step import TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
-_ENCODERS = {TablesFamily: "tables", Segments: "segment_readout", LateJoin: "pooled"}
+_ENCODERS = {TablesFamily: "tables", Segments: "segment_readout", LateJoin: "kernel_features"}
 _KERNEL_NODES = 40
 _PRODUCT = re.compile(
   r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]"

@@ -213,3 +213,24 @@ def test_the_process_compiles_as_this_one_does_and_writes_schedules():
   assert apart.memory.arguments == here.memory.arguments and apart.flops == here.flops
   assert apart.optimal_seconds == here.optimal_seconds
   assert "TLP" in apart.schedules and not here.schedules
+
+
+@pytest.mark.parametrize(
+  "text, line",
+  [
+    ("INVALID: no such type\n\nFailed after pass", "INVALID: no such type"),
+    (
+      "INTERNAL: callback: Traceback (most recent call last):\n  File\nKeyError: 'table'\n",
+      "KeyError: 'table'",
+    ),
+    ("", "ValueError"),
+  ],
+)
+def test_the_reason_of_a_failure_is_a_line(text, line):
+  assert compiler.reason(ValueError(text)) == line
+
+
+def test_a_compiler_that_is_not_open_says_so():
+  lowered = compiler.Lowered(b"", "tpu:v6e", {}, (0,))
+  with pytest.raises(RuntimeError, match="with label.open"):
+    compiler.Compiler().compile_lowered(lowered)

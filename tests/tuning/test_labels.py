@@ -72,27 +72,6 @@ def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
   assert found == {"milliseconds": 0.004, "kernels": [kernel]}
 
 
-def test_a_label_that_is_not_open_says_so():
-  label = labels.TpuEstimate("tpu:v6e")
-  with pytest.raises(RuntimeError, match="label.open"):
-    label.compile(lambda x: x, (1.0,), {})
-
-
-@pytest.mark.parametrize(
-  "text, line",
-  [
-    ("INVALID: no such type\n\nFailed after pass", "INVALID: no such type"),
-    (
-      "INTERNAL: callback: Traceback (most recent call last):\n  File\nKeyError: 'table'\n",
-      "KeyError: 'table'",
-    ),
-    ("", "ValueError"),
-  ],
-)
-def test_the_reason_of_a_failure_is_a_line(text, line):
-  assert labels.reason(ValueError(text)) == line
-
-
 @recorded.needs_libtpu
 def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_argument():
   def step(w, x, n):

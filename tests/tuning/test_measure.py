@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.tuning import labels, measure
+from tpugraphs_jax.tuning import compiler, measure
 
 _X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
@@ -190,7 +190,7 @@ def test_an_error_of_the_first_one_ends_it_and_a_callback_has_a_reason():
 
   function = lambda x: jax.pure_callback(missing, _X, x) * 2
   ((number, error),) = measure.measure([(3, function, {}), (4, _doubled, {})], (_X,))
-  assert number == 3 and labels.reason(error) == "KeyError: 'no such table'"
+  assert number == 3 and compiler.reason(error) == "KeyError: 'no such table'"
 
 
 def test_on_a_busy_machine_the_reason_for_which_all_others_failed_wins(take_time):

@@ -26,8 +26,8 @@ from tpugraphs_jax.rankers.scorer import Encoder, network_step
 class LateJoin(TileFamily):
   """Scores kernels with late join: the network once a kernel, then the head on configurations.
 
-  The network has the methods `pooled(batch) -> [G, R]`, `join(pooled, configs) -> [..., P]` and
-  `score(readout)`. Every process computes all scores: the head costs less than an exchange.
+  The network has the methods `kernel_features(batch) -> [G, R]`, `join(kernels, tiles) -> [..., P]`
+  and `score(readout)`. Every process computes all scores: the head costs less than an exchange.
 
   Attributes:
     chunk: configurations that pass through the head at a time.
@@ -38,7 +38,7 @@ class LateJoin(TileFamily):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """The pooled features `[R]` of every kernel."""
-    step = network_step(self.network, method="pooled")
+    step = network_step(self.network, method="kernel_features")
     return Encoder(step, self.assemble, graphs=self.config.eval.graphs, configs=0)
 
   @functools.cached_property

@@ -1,14 +1,14 @@
-"""The official tile rankers: scores `[G, C]` of tile configurations of kernels.
+"""The official tile rankers: scores `[G, C]` of the tiles of kernels.
 
 Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
 `family.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
-early join the tile is a feature of every node. With late join it is appended to the pooled features
-of the kernel, so that the network runs once per kernel (`late_join`). The names of models stand at
-the end of this file.
+early join the tile is a feature of every node. With late join it is appended to the features of the
+kernel, so that the network runs once per kernel (`late_join`). The names of models stand at the end
+of this file.
 
-Sizes of arrays: G kernels (graphs) with N nodes in all and C configurations each; E features of an
-opcode embedding, F of a node, F' of a configuration, H of a layer, R of a pooled kernel, P = R of a
-readout with early join and R + F' with late join.
+Sizes of arrays: G kernels (graphs) with N nodes in all and C tiles each; E features of an opcode
+embedding, F of a node, F' of a tile, H of a layer, R of a kernel, P = R of a readout with early
+join and R + F' with late join.
 
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4). Options have
 the defaults of its flags.
@@ -16,7 +16,6 @@ the defaults of its flags.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -29,6 +28,7 @@ from tpugraphs_jax.data.batching import Array, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
+from tpugraphs_jax.nn.kernel_inputs import InputDense
 from tpugraphs_jax.nn.layers import Dense, DTYPES, leaky_relu, MLP
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.family import TileFamily
@@ -45,7 +45,7 @@ def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
 class _TileModel(base.Network):
   """Options and layers of all tile models.
 
-  A model adds `early_join`, `setup` with the layers `op_embedding` and `head`, and `pooled`.
+  A model adds `early_join`, `kernel_features`, and in `setup` the layers `op_embedding` and `head`.
   """
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
@@ -64,86 +64,31 @@ class _TileModel(base.Network):
     return TileFamily if self.early_join else LateJoin
 
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
-    """Readouts of every kernel and configuration, `[G, C, P]` float32."""
+    """Readouts of every kernel and tile, `[G, C, P]` float32."""
     del train
-    pooled = self.pooled(batch)
-    return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
+    kernels = self.kernel_features(batch)
+    return kernels if self.early_join else self.join(kernels[:, None], batch.config_feat)
 
-  def pooled(self, batch: TileBatch) -> jax.Array:
+  def kernel_features(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes: `[G, C, R]` with early join, else `[G, R]`, float32."""
     raise NotImplementedError
 
-  def join(self, pooled: jax.Array, config_feat: Array) -> jax.Array:
-    """Appends configurations `[..., F']` to pooled kernels `[..., R]`: readouts `[..., P]`."""
-    shape = (*config_feat.shape[:-1], pooled.shape[-1])
-    return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
+  def join(self, kernels: jax.Array, tiles: Array) -> jax.Array:
+    """Appends tiles `[..., F']` to features of kernels `[..., R]`: readouts `[..., P]`."""
+    shape = (*tiles.shape[:-1], kernels.shape[-1])
+    return jnp.concatenate([jnp.broadcast_to(kernels, shape), tiles], axis=-1)
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
-  def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
-    pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
+  def reduce_nodes(self, x: jax.Array, batch: TileBatch) -> jax.Array:
+    """The sum or mean over nodes of `x [N, ..., F]` per kernel, `[G, ..., F]` float32."""
+    total = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
     if self.reduction == "sum":
-      return pooled
+      return total
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
-    return pooled / _like_rows(count, pooled)
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """`concat(embedding, tile, features) @ weight` of the nodes of a batch, as a sum of products.
-
-  Attributes:
-    embedding, tile, features: blocks of the weight, `[E, H]`, `[F', H]` and `[F, H]` float32.
-    batch: features and tiles of the nodes.
-    dtype: of the products.
-  """
-
-  embedding: jax.Array
-  tile: jax.Array
-  features: jax.Array
-  batch: TileBatch
-  dtype: str
-
-  def of_nodes(self, embedded: jax.Array) -> jax.Array:
-    """The product of embeddings `[N, E]` and features, once a node: `[N, H]`."""
-    feat = self.batch.graph.nodes["feat"]
-    return self._product(embedded, self.embedding) + self._product(feat, self.features)
-
-  def of_tiles(self) -> jax.Array:
-    """The product of tiles, once a kernel, then copied to its nodes: `[N, C, H]`."""
-    product = self._product(self.batch.config_feat, self.tile)
-    return pooling.per_node(product, node_graph(self.batch.graph))
-
-  def _product(self, x: Array, weight: jax.Array) -> jax.Array:
-    return layers.matmul(x, weight, dtype=self.dtype)
-
-
-class InputDense(Dense):
-  """A `Dense` on `concat(embedding, tile, features)` of nodes, which is never made.
-
-  A tile is equal on all nodes of a kernel, and a node in all configurations of it. The layer is
-  therefore the sum of its `Part`s and the bias.
-
-  Attributes:
-    embed_dim: width of the embeddings.
-    has_tiles: whether tiles are an input: with early join.
-    product_dtype: of the products. The layer itself has no dtype, so that its weights are float32.
-  """
-
-  embed_dim: int = 64
-  has_tiles: bool = True
-  product_dtype: str = "float32"
-
-  def parts(self, batch: TileBatch, copies: int = 1) -> tuple[list[Part], jax.Array]:
-    """A part for each of `copies` concatenations, one after the other, and the bias `[H]`."""
-    tile = batch.config_feat.shape[-1] if self.has_tiles else 0
-    widths = self.embed_dim, tile, batch.graph.nodes["feat"].shape[-1]
-    blocks, bias = self.blocks(widths * copies)
-    weights = zip(blocks[::3], blocks[1::3], blocks[2::3])
-    return [Part(*weight, batch, self.product_dtype) for weight in weights], bias
+    return total / _like_rows(count, total)
 
 
 class _MessagePassing(_TileModel):
@@ -181,25 +126,25 @@ class TileSAGE(_MessagePassing):
     self.sage = [self.input_dense(), *rounds]
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
-  def pooled(self, batch: TileBatch) -> jax.Array:
-    x = self.first_layer(batch)
+  def kernel_features(self, batch: TileBatch) -> jax.Array:
+    x = self.input_features(batch)
     for number, layer in enumerate(self.sage[1:], 1):
       with jax.named_scope(f"sage_{number}"):
         x = jnp.concatenate([neighbour_sum(x, batch.adjacency, BOTH), x], axis=-1)
         x = layers.l2_normalize(leaky_relu(layer(x)))
-    return self.pool(x, batch)
+    return self.reduce_nodes(x, batch)
 
-  def first_layer(self, batch: TileBatch) -> jax.Array:
+  def input_features(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
 
     `Dense(concat(B x, x)) = B (x W1) + x W2 + b`. A tile t is equal on all nodes of a kernel. Its
     part of `B x` is therefore (number of neighbours) * t, without a sum over edges.
     """
-    (of_neighbours, own), bias = self.sage[0].parts(batch, copies=2)
+    of_neighbours, own = self.sage[0].parts(batch, copies=2)
     embedded = self.op_embedding(batch.graph)
     with jax.named_scope("sage_0"):
       x = neighbour_sum(of_neighbours.of_nodes(embedded), batch.adjacency, BOTH)
-      x += own.of_nodes(embedded) + bias[None].astype(x.dtype)
+      x += own.of_nodes(embedded)
       if self.early_join:
         neighbours = degree(batch.adjacency, BOTH, len(x)).astype(x.dtype)
         x = x[:, None] + own.of_tiles()
@@ -228,18 +173,17 @@ class ResGCN(_MessagePassing):
     layer = functools.partial(MLP, (self.hidden_dim, self.hidden_dim), dtype=self.dtype)
     return {side: layer() for side in ("forward", "reverse", "self")} if self.directed else layer()
 
-  def pooled(self, batch: TileBatch) -> jax.Array:
-    x = self.first_layer(batch)
+  def kernel_features(self, batch: TileBatch) -> jax.Array:
+    x = self.input_features(batch)
     for number, convolution in enumerate(self.gcn):
       with jax.named_scope(f"gcn_{number}"):
         x += self.update(leaky_relu(x), batch, convolution)
-    return self.pool(leaky_relu(x), batch)
+    return self.reduce_nodes(leaky_relu(x), batch)
 
-  def first_layer(self, batch: TileBatch) -> jax.Array:
+  def input_features(self, batch: TileBatch) -> jax.Array:
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
-    (own,), bias = self.pre_0.parts(batch)
+    (own,) = self.pre_0.parts(batch)
     x = own.of_nodes(self.op_embedding(batch.graph))
-    x += bias[None].astype(x.dtype)
     if self.early_join:
       x = x[:, None] + own.of_tiles()
     return self.pre_1(leaky_relu(x))
@@ -264,9 +208,9 @@ class PooledMLP(_TileModel):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
 
-  def pooled(self, batch: TileBatch) -> jax.Array:
+  def kernel_features(self, batch: TileBatch) -> jax.Array:
     embedded = self.op_embedding(batch.graph)
-    return self.pool(jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1), batch)
+    return self.reduce_nodes(jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1), batch)
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:

@@ -42,39 +42,42 @@ def train(
     evaluate: gives the metrics of parameters by name, that of the timetable among them.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     run: whether it resumes, what its checkpoint must agree with, and what is shown and profiled.
-    save_model: called with parameters, step and metrics of the evaluation that makes the model,
-      before its checkpoint is saved. If the run is killed in between, the resumed run calls it
-      again.
-
-  Returns:
-    The last state, its step, and why the run ended there.
+    save_model: called with the parameters, the step and the metrics of each evaluation that is the
+      best so far, before its checkpoint is saved. If the run is killed in between, the resumed run
+      calls it again.
 
   Raises:
-    ValueError: the folder holds a run and `run.resume` is False; a checkpoint of another config or
-      with other files; no metric of that name; or batches that end early.
+    ValueError: the folder holds a run and `run.resume` is False; its checkpoint is of another
+      config or of other data; `evaluate` gives no metric of the timetable's name; or batches end
+      before the last epoch.
     FloatingPointError: the loss, the training state or a score is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   timetable = training.timetable
   with Session(training, Path(workdir), run or Run()) as session:
     state, step = session.restore()
-    # The last step has an evaluation, whose metric may be why the run ends. A resumed run does
-    # not repeat the evaluation of its checkpoint.
     while True:
+      # A resumed run does not repeat the evaluation of its checkpoint.
       if timetable.evaluation_due(step) and step > session.progress.evaluated_step:
         session.evaluate_and_save(state, step, evaluate, save_model)
       if session.is_stop_asked(step):
         session.save(state, step)
         raise session.exit_after_signal(step)
+      # Behind the evaluation of the last step, whose metric may be why the run ends.
       if timetable.is_end(step, session.progress.best_step):
         break
       if timetable.save_due(step):
-        session.save(state, step)
+        session.save(state, step)  # once a step, also after an evaluation
       batch = session.next_batch(step)
       with session.timing(step):
         state, metrics = training.train_step(state, batch)
       step += 1
       session.log_step(step, metrics)
     session.log_end(step)
-    reason, seconds = timetable.stop_reason(step), session.compile_seconds
-    return TrainResult(parallel.unreplicate(state), step, session.progress, reason, seconds)
+    return TrainResult(
+      state=parallel.unreplicate(state),
+      step=step,
+      progress=session.progress,
+      stop_reason=timetable.stop_reason(step),
+      compile_seconds=session.compile_seconds,
+    )

@@ -125,6 +125,12 @@ def lower(
     return Lowered(_bytecode(lowered), target, options, devices)
 
 
+def reason(error: Exception) -> str:
+  """Why a function was not compiled: the first line of a compiler's, the last of a callback's."""
+  lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+  return console.one_line(lines[-1 if "Traceback (most recent call last)" in lines[0] else 0])
+
+
 class Compiler:
   """A process that compiles functions for TPUs, one after the other; started again if it ends.
 
@@ -139,16 +145,26 @@ class Compiler:
   def __init__(self, *, timeout: float = TIMEOUT, memory_only: bool = False):
     self._timeout, self._memory_only, self.kernels = timeout, memory_only, 0
     self._stack = contextlib.ExitStack()
+    self._opened: Path | None = None
     self._process: subprocess.Popen | None = None
 
   def __enter__(self) -> Compiler:
-    self._folder = self._stack.enter_context(schedule_dump.folder())
+    self._opened = self._stack.enter_context(schedule_dump.folder())
     self._stack.callback(self._end)
     self._start()  # its imports take as long as the first function's trace
     return self
 
   def __exit__(self, *error: object) -> None:
+    self._opened = None
     self._stack.close()
+
+  @property
+  def _folder(self) -> Path:
+    if self._opened is None:
+      raise RuntimeError(
+        "the compiler is not open, expected `with compiler:` or `with label.open():`"
+      )
+    return self._opened
 
   def compile(
     self,

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax.infra import console, files, trust
+from tpugraphs_jax.tuning.compiler import reason
 from tpugraphs_jax.tuning.draw import OptionIndices
-from tpugraphs_jax.tuning.labels import LabelRecord, reason
+from tpugraphs_jax.tuning.labels import LabelRecord
 from tpugraphs_jax.tuning.problem import Problem
 
 Outcome = LabelRecord | str  # raw numbers, or why there are none

@@ -1,9 +1,10 @@
 """Labels of choices: the estimated time on a TPU, a measured time, or an estimate of bytes.
 
-`create` makes a `Label`, which knows how to label choices: `with label.open() as label`,
-`Label.label_all` gives the raw numbers of each choice, and `Label.value` makes one integer of them.
+A choice is a version of a program, with an option for each group of its operations (`choosing`).
+Its raw numbers are what a compiler or a device says of it. Its label is a positive integer made of
+them, by which choices are compared. A `Labeller` finds both; `create` makes the one of a name.
 
-| label | raw numbers | `value` |
+| labeller | raw numbers | label |
 |---|---|---|
 | `TpuEstimate` | `TimeRecord`: the times of the program and of its kernels | picoseconds |
 | `BytesEstimate` | `BytesRecord`: bytes | bytes |
@@ -31,12 +32,13 @@ import jax
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import jaxprs, sources, tpu
 from tpugraphs_jax.hlo.calls import Call
-from tpugraphs_jax.infra import console, trust
+from tpugraphs_jax.infra import trust
 from tpugraphs_jax.tuning import choosing, costs, measure
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 from tpugraphs_jax.tuning.schedule import chips
 
+_PICOSECONDS = 1e9  # of a millisecond
 # What jax and XLA raise for a function that they cannot compile.
 _REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
@@ -46,15 +48,15 @@ Raw = TypeVar("Raw", bound=Mapping[str, Any])  # the raw numbers of a choice, as
 NodesOf = Callable[[Sequence[costs.Operation]], list[int]]
 
 
-class Label(abc.ABC, Generic[Raw]):
-  """A way to label the choices of a program.
+class Labeller(abc.ABC, Generic[Raw]):
+  """Labels the choices of a program.
 
   Attributes:
     name: the value of `--label`.
     schema: of the raw numbers in a file, as of `trust.check`.
-    unit: of `value`, in words.
-    target: TPU target, such as `tpu:v3`; None for the device at hand.
+    unit: of labels, in words.
     min_gain: the least relative gain that counts as one.
+    target: TPU target, such as `tpu:v3`; None for the device at hand.
     made_together: whether all labels of a search are made at once, because measured times compare
       only within one run of interleaved rounds.
   """
@@ -62,8 +64,8 @@ class Label(abc.ABC, Generic[Raw]):
   name: ClassVar[str]
   schema: ClassVar[trust.Record]
   unit: ClassVar[str]
-  target: str | None
   min_gain: ClassVar[float]
+  target: str | None = None
   made_together: ClassVar[bool] = False
 
   @property
@@ -110,8 +112,8 @@ class Label(abc.ABC, Generic[Raw]):
     del factor
     return raw
 
-  def open(self) -> contextlib.AbstractContextManager[Label[Raw]]:
-    """The label with what it needs for a search, which ends with the context."""
+  def open(self) -> contextlib.AbstractContextManager[Labeller[Raw]]:
+    """Starts what a search needs, until the context ends."""
     return contextlib.nullcontext(self)
 
   def versions(self) -> dict[str, str]:
@@ -129,8 +131,8 @@ class Label(abc.ABC, Generic[Raw]):
     return measure.compile_function(function, args, compiler_options)
 
 
-class CompilerLabel(Label[Raw]):
-  """A label that a compiler gives: each function is compiled, and does not run."""
+class CompilerLabeller(Labeller[Raw]):
+  """Labels of a compiler: each function is compiled, and does not run."""
 
   min_gain: ClassVar[float] = 0.02  # as in `benchmarks/tune.py`
 
@@ -175,7 +177,7 @@ class TimeRecord(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuEstimate(CompilerLabel[TimeRecord]):
+class TpuEstimate(CompilerLabeller[TimeRecord]):
   """The time of `estimate`, by the TPU compiler on a machine without a TPU.
 
   It comes from the final schedules of the kernels. It orders AlexNet's measured layouts better than
@@ -183,11 +185,12 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
   label.
 
   Attributes:
-    compiler: compiles in a process of its own, which writes the schedules; of `open`.
+    target: such as `tpu:v3`.
+    compiler: compiles in a process of its own, which writes the schedules.
   """
 
-  target: str  # such as tpu:v3
-  compiler: Compiler | None = None
+  target: str
+  compiler: Compiler = dataclasses.field(default_factory=Compiler, compare=False, repr=False)
   name: ClassVar[str] = "tpu_estimate"
   schema: ClassVar[trust.Record] = trust.Record(
     milliseconds=trust.NUMBER,
@@ -200,8 +203,12 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
 
   @contextlib.contextmanager
   def open(self) -> Iterator[TpuEstimate]:
-    with Compiler() as compiler:
-      yield dataclasses.replace(self, compiler=compiler)
+    with self.compiler:
+      yield self
+
+  @property
+  def noun(self) -> str:
+    return f"estimated time on {self.target}"
 
   @property
   def caveat(self) -> str:
@@ -217,10 +224,6 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
       "Measure on the device before you rely on it."
     )
 
-  @property
-  def noun(self) -> str:
-    return f"estimated time on {self.target}"
-
   def versions(self) -> dict[str, str]:
     return {
       "target": self.target,
@@ -232,8 +235,6 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
   ) -> tpu.TpuProgram:
-    if self.compiler is None:
-      raise RuntimeError("the compiler is not started, expected `with label.open() as label`")
     call = jaxprs.for_one_device(Call(function, args, {}))
     try:
       return self.compiler.compile(call, self.target, compiler_options=compiler_options)
@@ -252,7 +253,7 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
     row = costs.cost(compiled, self.target, call)
     if row.milliseconds is None:
       raise ValueError(f"it has no time, because {row.why}")
-    kernels: list[KernelRecord] = [
+    timed: list[KernelRecord] = [
       {
         "picoseconds": to_picoseconds(kernel.milliseconds),
         "group": group_of(kernel),
@@ -261,14 +262,14 @@ class TpuEstimate(CompilerLabel[TimeRecord]):
       for kernel in row.kernels
       if kernel.milliseconds is not None and not (kernel.is_bound or kernel.is_loop)
     ]
-    return {"milliseconds": row.milliseconds, "kernels": kernels}
+    return {"milliseconds": row.milliseconds, "kernels": timed}
 
   def amount(self, raw: TimeRecord) -> float:
     if found := {"optimal_seconds", "estimated_cycles"} & raw.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
       )
-    return 1e9 * raw["milliseconds"]
+    return _PICOSECONDS * raw["milliseconds"]
 
 
 @final
@@ -279,7 +280,7 @@ class BytesRecord(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class BytesEstimate(CompilerLabel[BytesRecord]):
+class BytesEstimate(CompilerLabeller[BytesRecord]):
   """Bytes that the program moves after this machine's compiler has optimised it.
 
   It needs neither libtpu nor a quiet machine, so that everything can be tried with it.
@@ -288,9 +289,14 @@ class BytesEstimate(CompilerLabel[BytesRecord]):
   name: ClassVar[str] = "bytes_estimate"
   schema: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
-  target = None
-  noun = "number of bytes accessed"
-  caveat = "An estimate of this machine's compiler and no run time."
+
+  @property
+  def noun(self) -> str:
+    return "number of bytes accessed"
+
+  @property
+  def caveat(self) -> str:
+    return "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled, call: Call, nodes_of: NodesOf) -> BytesRecord:
     del call, nodes_of
@@ -304,18 +310,23 @@ class BytesEstimate(CompilerLabel[BytesRecord]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured(Label[measure.Rounds]):
+class Measured(Labeller[measure.Rounds]):
   """Run time on the device at hand."""
 
   seed: int = 0
   name: ClassVar[str] = "measured"
   schema: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
-  target = None
-  noun = "measured time"
-  caveat = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
   min_gain: ClassVar[float] = 0.0  # the interval of the pairs decides
+
+  @property
+  def noun(self) -> str:
+    return "measured time"
+
+  @property
+  def caveat(self) -> str:
+    return "Measured on the device at hand, with random arrays for shapes."
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
@@ -341,12 +352,6 @@ def kernels(raw: LabelRecord) -> list[KernelRecord]:
   return raw["kernels"] if "kernels" in raw else []
 
 
-def reason(error: Exception) -> str:
-  """Why a choice failed, in a line: the first of a compiler's, the last of a callback's."""
-  lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-  return console.one_line(lines[-1 if "Traceback (most recent call last)" in lines[0] else 0])
-
-
 def group_of(kernel: costs.KernelCost) -> int | None:
   """The number of the group that a kernel comes from; None where it comes from none.
 
@@ -362,11 +367,11 @@ def group_of(kernel: costs.KernelCost) -> int | None:
 
 def to_picoseconds(milliseconds: float) -> int:
   """Milliseconds as a whole number of picoseconds."""
-  return round(1e9 * milliseconds)
+  return round(_PICOSECONDS * milliseconds)
 
 
-def create(name: str, *, target: str | None, seed: int) -> Label:
-  """The label of a name.
+def create(name: str, *, target: str | None, seed: int) -> Labeller:
+  """The labeller of a name.
 
   Args:
     name: the value of `--label`.

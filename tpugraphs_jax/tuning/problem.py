@@ -64,7 +64,7 @@ class Problem:
   def __init__(
     self,
     call: Call,
-    label: labels.Label,
+    label: labels.Labeller,
     *,
     name: str = "",
     seed: int = 0,

@@ -20,7 +20,7 @@ import jax
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.console import Table
-from tpugraphs_jax.tuning import compiler, costs, labels, measure, page, programs, summary
+from tpugraphs_jax.tuning import compiler, costs, measure, page, programs, summary
 from tpugraphs_jax.tuning.page import Page
 
 Tile = Mapping[str, Any]
@@ -209,7 +209,7 @@ def _estimated(
   ):
     for tile, call in zip(tiles, kernel_calls):
       if isinstance(call, Exception):
-        yield TileTime(tile, why=f"the kernel refuses it: {labels.reason(call)}")
+        yield TileTime(tile, why=f"the kernel refuses it: {compiler.reason(call)}")
       else:
         yield _time(tile, call, target, tpu_compiler)
       work.update()
@@ -221,7 +221,7 @@ def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Comp
   except compiler.Ended as error:
     return TileTime(tile, why=f"the compiler failed: {error}")
   except Exception as error:  # Pallas refuses tiles with many types when it lowers them
-    return TileTime(tile, why=f"the compiler says: {labels.reason(error)}")
+    return TileTime(tile, why=f"the compiler says: {compiler.reason(error)}")
   with console.working("executing its schedules"):
     row = costs.cost(compiled, target, call)
   if row.milliseconds is None:
@@ -241,7 +241,7 @@ def _measured(
 ) -> list[TileTime]:
   """The times of tiles on the machine at hand; the outputs are compared with those of the first."""
   times = {
-    number: TileTime(tiles[number], why=f"the kernel refuses it: {labels.reason(call)}")
+    number: TileTime(tiles[number], why=f"the kernel refuses it: {compiler.reason(call)}")
     for number, call in enumerate(kernel_calls)
     if isinstance(call, Exception)
   }
@@ -253,7 +253,7 @@ def _measured(
     for number, outcome in measure.measure(_functions(dict(left)), arrays):
       del left[number]
       if isinstance(outcome, Exception):
-        times[number] = TileTime(tiles[number], why=labels.reason(outcome))
+        times[number] = TileTime(tiles[number], why=compiler.reason(outcome))
       else:
         times[number] = TileTime(tiles[number], 1e3 * min(outcome["seconds"]))
   return [times[number] for number in range(len(tiles))]

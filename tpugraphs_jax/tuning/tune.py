@@ -33,7 +33,7 @@ from tpugraphs_jax.hlo.calls import Call, check_keywords, check_state
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
-from tpugraphs_jax.tuning import labels, measure, prior, strategies
+from tpugraphs_jax.tuning import compiler, labels, measure, prior, strategies
 from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
@@ -152,13 +152,13 @@ def draw_pool(problem: Problem, count: int, *, has_stage: bool = True) -> strate
   return strategies.Pool(drawn, graph, problem.numbers_of, len(problem.compiler_options))
 
 
-def order_note(ranker: Ranker | Ensemble, label: labels.Label) -> str:
+def order_note(ranker: Ranker | Ensemble, label: labels.Labeller) -> str:
   """A sentence about a model that has learnt other labels; empty for another one."""
   learnt = _learnt(ranker, label)
   return f"The trials are in the order of a model of labels of {learnt}." if learnt else ""
 
 
-def _learnt(ranker: Any, label: labels.Label) -> str:
+def _learnt(ranker: Any, label: labels.Labeller) -> str:
   """The target or device of whose labels a model has learnt; empty where it is the label's."""
   of_labels = getattr(ranker, "about", {}).get("labels")
   if not of_labels or (of_labels.get("target") or None) == label.target:
@@ -176,7 +176,7 @@ def _shipped(target: str | None) -> str:
   return MODELS[target if target in MODELS else "tpu:v3"]
 
 
-def check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) -> None:
+def check_options(options: Mapping[str, Sequence[Any]], label: labels.Labeller) -> None:
   """Refuses (ValueError) options or values that the compiler does not take."""
   if not isinstance(options, Mapping):
     raise ValueError(f"options is {options!r}, expected a dictionary from names to lists of values")
@@ -191,11 +191,11 @@ def check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) -> 
       try:
         label.compile(lambda x: x, (np.float32(0),), {name: value})
       except (jax.errors.JaxRuntimeError, TypeError) as error:
-        why = labels.reason(error)
+        why = compiler.reason(error)
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def load_ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
+def load_ranker(model: Any, label: labels.Labeller) -> Ranker | Ensemble:
   """The model to rank with; warns if a given one was trained on labels of another target."""
   is_given = model is not None
   model = model if is_given else _shipped(label.target)

@@ -66,7 +66,7 @@ class Tuned(Page):
     return self.tried[self.numbers] / self.tried[self.problem.default]
 
   @property
-  def label(self) -> labels.Label:
+  def label(self) -> labels.Labeller:
     """How choices were labelled."""
     return self.problem.label
 

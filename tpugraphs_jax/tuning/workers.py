@@ -31,7 +31,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import jaxprs
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.tuning import draw, label_file, labels, programs
+from tpugraphs_jax.tuning import compiler, draw, label_file, labels, programs
 from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import kernel_times, Problem
@@ -255,7 +255,7 @@ def label_program(request: LabelRequest) -> None:
     _write(request, file, _label_all(file, request.configs), key)
 
 
-def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label) -> bool:
+def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Labeller) -> bool:
   """Whether the request's files are whole and equal what the request would write.
 
   Args:
@@ -353,7 +353,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return FAILED
   except Exception as error:  # a program of the user may raise anything
-    print(f"error: {type(error).__name__}: {labels.reason(error)}", file=sys.stderr)
+    print(f"error: {type(error).__name__}: {compiler.reason(error)}", file=sys.stderr)
     raise
   return DONE
 
