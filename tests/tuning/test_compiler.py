@@ -234,3 +234,23 @@ def test_a_compiler_that_is_not_open_says_so():
   lowered = compiler.Lowered(b"", "tpu:v6e", {}, (0,))
   with pytest.raises(RuntimeError, match="with label.open"):
     compiler.Compiler().compile_lowered(lowered)
+
+
+def test_a_folder_is_measured_while_files_and_folders_in_it_are_deleted(tmp_path, monkeypatch):
+  for name in ("kept", "gone"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").write_bytes(bytes(100))
+  (tmp_path / "kept" / "deleted").write_bytes(bytes(100))
+  scandir, stat = os.scandir, os.stat
+
+  def refuse(function, name):
+    def call(path, *args, **kwargs):
+      if os.path.basename(path) == name:
+        raise FileNotFoundError(path)
+      return function(path, *args, **kwargs)
+
+    return call
+
+  monkeypatch.setattr(os, "scandir", refuse(scandir, "gone"))
+  monkeypatch.setattr(os, "stat", refuse(stat, "deleted"))
+  assert compiler._size(tmp_path) == 100

@@ -12,7 +12,7 @@ from tools import label_own
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tpu
-from tpugraphs_jax.tuning import choosing, label_file, labels, programs
+from tpugraphs_jax.tuning import choosing, label_file, programs
 
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
@@ -122,7 +122,6 @@ def test_estimates_can_be_made_anew(name):
   for row, function in zip(record["configs"], functions):
     compiled = tpu.compile_function(function, program.args, record["target"])
     assert compiled.optimal_seconds == row["optimal_seconds"]
-  label = labels.create("tpu_estimate", target="v3", seed=0)
-  graph = hlo.featurize(label.graph(functions[0], program.args))
+  graph = hlo.featurize(functions[0], *program.args, target="v3")
   for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
     np.testing.assert_array_equal(getattr(graph, field), getattr(shipped, field), err_msg=field)

@@ -146,8 +146,8 @@ def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatc
 
   label = labels.BytesEstimate()
   interpreted = lambda x, s: jnp.tanh(x @ x) @ x * s
-  module = label.graph(collect.apply(interpreted, {}), (square, 1.0))
-  monkeypatch.setattr(labels.BytesEstimate, "graph", lambda *args: module)
+  graph = hlo.featurize(collect.apply(interpreted, {}), square, 1.0)
+  monkeypatch.setattr(hlo, "featurize", lambda *args, **kwargs: graph)
   monkeypatch.setattr(problem, "visible_options", lambda nodes, groups: [range(3)] * groups)
   scalar = jax.ShapeDtypeStruct((), jnp.float32)
   found = fingerprint(function, square, scalar)  # a kernel that no CPU compiles

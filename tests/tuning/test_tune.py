@@ -251,7 +251,8 @@ def _estimated(monkeypatch, target, estimates):
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate(target))
-  monkeypatch.setattr(labels.TpuEstimate, "graph", labels.BytesEstimate().graph)
+  featurize = hlo.featurize
+  monkeypatch.setattr(hlo, "featurize", lambda *call, target: featurize(*call))
   monkeypatch.setattr(labels.TpuEstimate, "compile", labels.BytesEstimate().compile)
   monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
 

@@ -6,9 +6,8 @@ early join the tile is a feature of every node. With late join it is appended to
 kernel, so that the network runs once per kernel (`late_join`). The names of models stand at the end
 of this file.
 
-Sizes of arrays: G kernels (graphs) with N nodes in all and C tiles each; E features of an opcode
-embedding, F of a node, F' of a tile, H of a layer, R of a kernel, P = R of a readout with early
-join and R + F' with late join.
+Sizes of arrays: G kernels (graphs) with N nodes in all and C tiles each; F' features of a tile, H
+of a layer, R of a kernel, P = R of a readout with early join and R + F' with late join.
 
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4). Options have
 the defaults of its flags.
@@ -42,6 +41,18 @@ def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
   return x.reshape((-1,) + (1,) * (y.ndim - 1))
 
 
+def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
+  """`M y` and `M^T y` of `y [N, ..., H]`, M = A + I with rows divided by their sums.
+
+  Row v of A marks the users of v: M averages over the users of a node and the node itself.
+  """
+  users = degree(batch.adjacency, USERS, len(y))
+  scale = _like_rows((1 / (users + 1)).astype(y.dtype), y)
+  scaled = scale * y
+  forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
+  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
+
+
 class _TileModel(base.Network):
   """Options and layers of all tile models.
 
@@ -60,21 +71,24 @@ class _TileModel(base.Network):
   )
 
   @property
-  def family(self):
+  def family(self) -> type[TileFamily]:
     return TileFamily if self.early_join else LateJoin
 
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """Readouts of every kernel and tile, `[G, C, P]` float32."""
     del train
-    kernels = self.kernel_features(batch)
-    return kernels if self.early_join else self.join(kernels[:, None], batch.config_feat)
+    features = self.kernel_features(batch)
+    return features if self.early_join else self.join(features[:, None], batch.config_feat)
 
   def kernel_features(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes: `[G, C, R]` with early join, else `[G, R]`, float32."""
     raise NotImplementedError
 
   def join(self, kernels: jax.Array, tiles: Array) -> jax.Array:
-    """Appends tiles `[..., F']` to features of kernels `[..., R]`: readouts `[..., P]`."""
+    """Appends tiles `[..., F']` to features of kernels `[..., R]`: readouts `[..., P]`.
+
+    Leading axes of `kernels` are broadcast to those of `tiles`.
+    """
     shape = (*tiles.shape[:-1], kernels.shape[-1])
     return jnp.concatenate([jnp.broadcast_to(kernels, shape), tiles], axis=-1)
 
@@ -83,7 +97,7 @@ class _TileModel(base.Network):
     return self.head(readout)[..., 0]
 
   def reduce_nodes(self, x: jax.Array, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes of `x [N, ..., F]` per kernel, `[G, ..., F]` float32."""
+    """The sum or mean over nodes of `x [N, ..., H]` per kernel, `[G, ..., H]` float32."""
     total = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
     if self.reduction == "sum":
       return total
@@ -122,8 +136,8 @@ class TileSAGE(_MessagePassing):
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    rounds: list[Any] = [self.dense() for _ in range(1, self.num_gnns)]
-    self.sage = [self.input_dense(), *rounds]
+    rounds = [self.dense() for _ in range(1, self.num_gnns)]
+    self.sage: list[Any] = [self.input_dense(), *rounds]  # named sage_0, sage_1, ... in a file
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def kernel_features(self, batch: TileBatch) -> jax.Array:
@@ -211,18 +225,6 @@ class PooledMLP(_TileModel):
   def kernel_features(self, batch: TileBatch) -> jax.Array:
     embedded = self.op_embedding(batch.graph)
     return self.reduce_nodes(jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1), batch)
-
-
-def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
-  """`M y` and `M^T y` of `y [N, ..., H]`, M = A + I with rows divided by their sums.
-
-  Row v of A marks the users of v: M averages over the users of a node and the node itself.
-  """
-  users = degree(batch.adjacency, USERS, len(y))
-  scale = _like_rows((1 / (users + 1)).astype(y.dtype), y)
-  scaled = scale * y
-  forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
-  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
 
 
 # Names as in the official flags.

@@ -330,11 +330,12 @@ def _described(
 
 
 def _size(folder: Path) -> int:
-  """Bytes of all files in a folder, some of which are deleted meanwhile."""
+  """Bytes of all files in a folder; files and folders in it may be deleted meanwhile."""
   total = 0
-  for path in folder.rglob("*"):
-    with contextlib.suppress(OSError):
-      total += path.stat().st_size
+  for place, _, files_in in os.walk(folder):  # which leaves out folders that it cannot read
+    for name in files_in:
+      with contextlib.suppress(OSError):
+        total += os.stat(os.path.join(place, name)).st_size
   return total
 
 

@@ -12,11 +12,6 @@ them, by which choices are compared. A `Labeller` finds both; `create` makes the
 
 An estimate is computed and is no run time. One version of a compiler and of the simulator always
 gives the same estimate; measured times vary.
-
-`tuning.label_file` divides each estimate by the estimate of the compiler's own choice. `tune`
-passes the ratio to its strategy (`strategies`), which learns from it and proposes the next choice.
-Measured labels are made together, so that a search learns nothing from them, and the best one is
-compared once more.
 """
 
 from __future__ import annotations
@@ -29,8 +24,7 @@ from typing import Any, ClassVar, final, Generic, TypedDict, TypeVar
 
 import jax
 
-from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
-from tpugraphs_jax.hlo import jaxprs, sources, tpu
+from tpugraphs_jax.hlo import jaxprs, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.tuning import choosing, costs, measure
@@ -39,6 +33,7 @@ from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 from tpugraphs_jax.tuning.schedule import chips
 
 _PICOSECONDS = 1e9  # of a millisecond
+_NANOSECONDS = 1e9  # of a second
 # What jax and XLA raise for a function that they cannot compile.
 _REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
@@ -65,7 +60,7 @@ class Labeller(abc.ABC, Generic[Raw]):
   schema: ClassVar[trust.Record]
   unit: ClassVar[str]
   min_gain: ClassVar[float]
-  target: str | None = None
+  target: str | None
   made_together: ClassVar[bool] = False
 
   @property
@@ -91,21 +86,12 @@ class Labeller(abc.ABC, Generic[Raw]):
     """
 
   @abc.abstractmethod
-  def amount(self, raw: Raw) -> float:
-    """The label in its unit, before it is rounded.
+  def value(self, raw: Raw) -> int:
+    """The label: a positive integer, by which others can be divided.
 
     Raises:
       ValueError: the raw numbers are those of an earlier version.
     """
-
-  def value(self, raw: Raw) -> int:
-    """The label as a positive integer, by which others can be divided; raises as `amount`."""
-    return max(1, round(self.amount(raw)))
-
-  @property
-  def stage(self) -> str:
-    """The stage of compilation of the module from which the graph is made."""
-    return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def scaled(self, raw: Raw, factor: float) -> Raw:
     """The raw numbers as if the machine had been this much slower, where they depend on it."""
@@ -119,10 +105,6 @@ class Labeller(abc.ABC, Generic[Raw]):
   def versions(self) -> dict[str, str]:
     """The target or device and the versions on which labels depend."""
     return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-
-  def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    """The serialized module from which the graph is made, of the stage `stage`."""
-    return sources.load(function, *args, target=self.target).data
 
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
@@ -157,6 +139,24 @@ class CompilerLabeller(Labeller[Raw]):
         yield number, self.estimate(compiled, Call(function, args, {}), nodes_of)
       except ValueError as error:
         yield number, error
+
+
+def group_of(kernel: costs.KernelCost) -> int | None:
+  """The number of the group that a kernel comes from; None where it comes from none.
+
+  The first operation that names a group decides. `costs.KernelCost` orders them: the kernel's own,
+  then fused convolutions and dots, then other fused instructions.
+
+  Args:
+    kernel: of a function that `choosing.apply` returned.
+  """
+  numbers = (choosing.number_in(operation.name) for operation in kernel.operations)
+  return next((number for number in numbers if number is not None), None)
+
+
+def to_picoseconds(milliseconds: float) -> int:
+  """Milliseconds as a whole number of picoseconds."""
+  return round(_PICOSECONDS * milliseconds)
 
 
 @final
@@ -264,12 +264,12 @@ class TpuEstimate(CompilerLabeller[TimeRecord]):
     ]
     return {"milliseconds": row.milliseconds, "kernels": timed}
 
-  def amount(self, raw: TimeRecord) -> float:
+  def value(self, raw: TimeRecord) -> int:
     if found := {"optimal_seconds", "estimated_cycles"} & raw.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
       )
-    return _PICOSECONDS * raw["milliseconds"]
+    return max(1, to_picoseconds(raw["milliseconds"]))
 
 
 @final
@@ -289,14 +289,9 @@ class BytesEstimate(CompilerLabeller[BytesRecord]):
   name: ClassVar[str] = "bytes_estimate"
   schema: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
-
-  @property
-  def noun(self) -> str:
-    return "number of bytes accessed"
-
-  @property
-  def caveat(self) -> str:
-    return "An estimate of this machine's compiler and no run time."
+  target = None
+  noun = "number of bytes accessed"
+  caveat = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled, call: Call, nodes_of: NodesOf) -> BytesRecord:
     del call, nodes_of
@@ -305,8 +300,8 @@ class BytesEstimate(CompilerLabeller[BytesRecord]):
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
     return {"bytes_accessed": int(moved)}
 
-  def amount(self, raw: BytesRecord) -> float:
-    return raw["bytes_accessed"]
+  def value(self, raw: BytesRecord) -> int:
+    return max(1, raw["bytes_accessed"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,16 +312,11 @@ class Measured(Labeller[measure.Rounds]):
   name: ClassVar[str] = "measured"
   schema: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
+  target = None
+  noun = "measured time"
+  caveat = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
   min_gain: ClassVar[float] = 0.0  # the interval of the pairs decides
-
-  @property
-  def noun(self) -> str:
-    return "measured time"
-
-  @property
-  def caveat(self) -> str:
-    return "Measured on the device at hand, with random arrays for shapes."
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
@@ -337,8 +327,8 @@ class Measured(Labeller[measure.Rounds]):
     del nodes_of
     return measure.measure(functions, args, seed=self.seed)
 
-  def amount(self, raw: measure.Rounds) -> float:
-    return 1e9 * min(raw["seconds"])
+  def value(self, raw: measure.Rounds) -> int:
+    return max(1, round(_NANOSECONDS * min(raw["seconds"])))
 
   def scaled(self, raw: measure.Rounds, factor: float) -> measure.Rounds:
     return {**raw, "seconds": [factor * seconds for seconds in raw["seconds"]]}
@@ -350,24 +340,6 @@ LabelRecord = TimeRecord | BytesRecord | measure.Rounds
 def kernels(raw: LabelRecord) -> list[KernelRecord]:
   """The kernels of a choice; none where its label has no kernels."""
   return raw["kernels"] if "kernels" in raw else []
-
-
-def group_of(kernel: costs.KernelCost) -> int | None:
-  """The number of the group that a kernel comes from; None where it comes from none.
-
-  The first operation that names a group decides. `costs.KernelCost` orders them: the kernel's own,
-  then fused convolutions and dots, then other fused instructions.
-
-  Args:
-    kernel: of a function that `choosing.apply` returned.
-  """
-  numbers = (choosing.number_in(operation.name) for operation in kernel.operations)
-  return next((number for number in numbers if number is not None), None)
-
-
-def to_picoseconds(milliseconds: float) -> int:
-  """Milliseconds as a whole number of picoseconds."""
-  return round(_PICOSECONDS * milliseconds)
 
 
 def create(name: str, *, target: str | None, seed: int) -> Labeller:
@@ -382,7 +354,7 @@ def create(name: str, *, target: str | None, seed: int) -> Labeller:
     ValueError: there is no such label; a target is missing, or given to a label that has none; or
       as `tpu.full_name`.
   """
-  known = {label.name: label for label in (TpuEstimate, BytesEstimate, Measured)}
+  known = [labeller.name for labeller in (TpuEstimate, BytesEstimate, Measured)]
   if name not in known:
     raise ValueError(f"unknown label {name!r}, expected one of {', '.join(known)}")
   if name == TpuEstimate.name:

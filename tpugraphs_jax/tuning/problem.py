@@ -43,7 +43,7 @@ class Problem:
 
   Args:
     call: the function with its example arguments.
-    label: how choices are labelled; its compiler makes the graph.
+    label: how choices are labelled; the graph is one for its target.
     name: of the graph and in messages; the function's own unless given.
     seed: of candidates.
     operands: whether the orders of operands are chosen too.
@@ -77,8 +77,8 @@ class Problem:
       self.choices = choosing.choices(call, *call.arrays, operands=operands)
     self.compiler_options = compiler_options
     self.default: OptionIndices = (0,) * (len(self.choices.groups) + len(compiler_options))
-    module = label.graph(self.apply(self.default), call.arrays)
-    self.graph = dataclasses.replace(hlo.featurize(module), name=self.name, stage=label.stage)
+    own = hlo.featurize(self.apply(self.default), *call.arrays, target=label.target)
+    self.graph = dataclasses.replace(own, name=self.name)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
     self.options += [np.arange(1 + len(values)) for values in compiler_options.values()]
