@@ -4,6 +4,8 @@ import json
 import os
 
 import jax
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend import backend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ from tests.support import commands, hlo_modules, recorded
 from tests.support.hlo_modules import network
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
-from tpugraphs_jax.hlo import tpu, tpu_kernels
+from tpugraphs_jax.hlo import meshes, tpu, tpu_kernels
 from tpugraphs_jax.hlo.calls import Call
-from tpugraphs_jax.tuning import labels, problem
+from tpugraphs_jax.tuning import compiler, labels, problem
 
 _ARGS = (
   jax.ShapeDtypeStruct((4, 14, 14, 16), jnp.float32),
@@ -188,6 +190,8 @@ def test_a_missing_compiler_and_an_unknown_target_are_refused(monkeypatch):
 def test_compiling_for_a_target_writes_nothing_where_there_is_no_tpu(tmp_path):
   code = """
 import jax
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend import backend
 import tpugraphs_jax
 from tpugraphs_jax.hlo import tpu
 x = jax.random.key(0)
@@ -282,3 +286,26 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   kernel_cycles = [kernel.estimated_cycles for kernel in hlo.kernels(default, *_ARGS, target="v3")]
   assert kernel_cycles and min(kernel_cycles) > 0
   assert np.isfinite(graph.node_feat).all()
+
+
+@recorded.needs_libtpu
+@pytest.mark.parametrize("is_abstract", [True, False])
+def test_code_that_asks_for_its_device_gets_that_of_the_target_also_on_a_mesh(is_abstract):
+  spec = jax.sharding.PartitionSpec("x")
+  mesh = jax.make_mesh((4,), ("x",))
+  mesh = mesh.abstract_mesh if is_abstract else mesh
+  for target, generation in (("v6e", 6), ("v5e", 5)):
+    found = []
+
+    def ask(x, found=found):
+      info = pltpu.get_tpu_info()
+      found.append((backend.get_default_device().platform, jax.default_backend(), info.generation))
+      return x
+
+    step = jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    call = Call(step, (jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding),))
+    placement = meshes.place(mesh, f"tpu:{target}:2x2")
+    compiler.lower(call, f"tpu:{target}:2x2", placement=placement)
+    assert set(found) == {("tpu", "tpu", generation)}
+  assert backend.get_default_device().platform == "cpu"

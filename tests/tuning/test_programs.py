@@ -5,6 +5,7 @@ import sys
 import jax
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax.tuning import programs
 
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "programs"
@@ -123,3 +124,16 @@ def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_anew(tmp_p
     os.utime(path, (1, 1))
     (program,) = programs.load(str(path))
     assert program.function(1.0) == count
+
+
+def test_a_program_may_use_a_library_with_flags_of_its_own(tmp_path):
+  """Such as tokamax, which reads the command line unless somebody has read it."""
+  path = tmp_path / "programs.py"
+  path.write_text(
+    "import sys\nfrom absl import flags\nflags.DEFINE_integer('of_a_library', 3, '')\n"
+    "if not flags.FLAGS.is_parsed():\n  flags.FLAGS(sys.argv)\n"
+    "PROGRAMS = {'three': (lambda x: x * flags.FLAGS.of_a_library, (1.0,))}\n"
+  )
+  code = "import sys; from tpugraphs_jax.tuning import programs; programs.load(sys.argv[2])"
+  ended = commands.python("-c", code, "--targets=v6e", path, cwd=tmp_path)
+  assert ended.returncode == 0, ended.stderr

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -21,6 +22,7 @@ from typing import Any
 import warnings
 
 import jax
+from jax.extend import backend
 
 from tpugraphs_jax.hlo import calls, collectives, jaxprs, proto, schedule_dump
 from tpugraphs_jax.hlo.generations import GENERATIONS
@@ -108,8 +110,9 @@ def lower(call: calls.Call, target: str) -> jax.stages.Lowered:
 def as_device(target: str) -> Iterator[None]:
   """Inside, code that asks jax for its device while it is traced gets a device of a target.
 
-  It asks with `jax.devices`, `jax.local_devices` or `jax.default_backend`, or, in a Pallas kernel,
-  for the properties of the chip (get_tpu_info), as jax itself does for a block of one dimension.
+  It asks with `jax.devices`, `jax.local_devices`, `jax.default_backend` or, as tokamax does,
+  `jax.extend.backend.get_default_device`; or, for a Pallas kernel, for the properties of the chip
+  (get_tpu_info), as jax itself does for a block of one dimension.
 
   Args:
     target: a TPU generation such as `v3`.
@@ -119,16 +122,31 @@ def as_device(target: str) -> Iterator[None]:
   """
   device = devices(target)[0]
   one = lambda *_, **__: [device]
-  answers = {"devices": one, "local_devices": one, "default_backend": lambda: device.platform}
-  before = {name: getattr(jax, name) for name in answers}
-  try:
-    for name, answer in answers.items():
-      setattr(jax, name, answer)
-    with _abstract_device(device):
-      yield
-  finally:
-    for name, answer in before.items():
-      setattr(jax, name, answer)
+  answers: list[tuple[Any, str, Callable[..., Any]]] = [
+    (jax, "devices", one),
+    (jax, "local_devices", one),
+    (jax, "default_backend", lambda: device.platform),
+    (backend, "get_default_device", lambda: device),
+  ]
+  chip: Any = None  # of jax 0.7
+  with contextlib.suppress(ImportError):
+    # In `jax.shard_map` Pallas asks the mesh, which has the devices at hand, or none.
+    chip = importlib.import_module("jax._src.pallas.mosaic.tpu_info")
+    answers += [
+      (chip, "get_device_kind", lambda: device.device_kind),
+      (chip, "get_num_device_cores", lambda: device.num_cores),
+    ]
+  with contextlib.ExitStack() as stack:
+    for module, name, answer in answers:
+      if hasattr(module, name):
+        stack.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, answer)
+    stack.enter_context(_abstract_device(device))
+    # Pallas keeps the properties of the chip by the mesh, which may be the same for two targets.
+    forget = getattr(getattr(chip, "get_tpu_info", None), "cache_clear", lambda: None)
+    forget()
+    stack.callback(forget)
+    yield
 
 
 def _abstract_device(device: Any) -> contextlib.AbstractContextManager:

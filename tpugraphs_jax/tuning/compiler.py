@@ -116,9 +116,10 @@ def lower(
   Raises:
     ValueError: as `tpu.full_name`.
   """
+  generation = topology.generation_of(target)
   if placement is None:
-    target = topology.generation_of(target)  # one device is the same in every topology
-  with console.working(f"lowering for {tpu.short_name(target)}"):
+    target = generation  # one device is the same in every topology
+  with console.working(f"lowering for {tpu.short_name(target)}"), tpu.as_device(generation):
     lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
     devices = tuple(placement.ids) if placement else (topology.devices(target)[0].id,)
     options = call.compiler_options(compiler_options or {})

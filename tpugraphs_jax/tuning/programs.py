@@ -13,6 +13,8 @@ import sys
 import types
 from typing import Any
 
+from absl import flags
+
 from tpugraphs_jax import graph
 from tpugraphs_jax.infra import files
 
@@ -161,6 +163,8 @@ def _file_module(path: Path) -> types.ModuleType:
   assert spec is not None and spec.loader is not None  # of a file .py
   module = importlib.util.module_from_spec(spec)
   sys.modules.setdefault(path.stem, module)  # dataclasses and Flax modules look their module up
+  if not flags.FLAGS.is_parsed():  # libraries such as tokamax would read this process' command line
+    flags.FLAGS.mark_as_parsed()
   try:
     files.run_python(path, module)
   except (Exception, SystemExit) as error:  # a file of the user may raise anything
