@@ -27,7 +27,7 @@ from tpugraphs_jax.report import runs
 from tpugraphs_jax.run import official
 from tpugraphs_jax.run import python as run
 from tpugraphs_jax.train import training
-from tpugraphs_jax.tuning import compiler, estimate, measure, tiles, workers
+from tpugraphs_jax.tuning import compiler, estimate_command, measure, tiles, workers
 
 _LONG, _MOST = 21.0, 11.0  # seconds: of slow work, without output
 _BEGIN = b"begin\n"
@@ -64,20 +64,20 @@ def long(work):
 
 @long
 def estimate_programs(folder):
-  estimate.main([str(folder / "programs.py"), "--targets", "v6e"])
+  estimate_command.main([str(folder / "programs.py"), "--targets", "v6e"])
 
 
 @long
 def estimate_variants(folder):
   results = str(folder / "results.jsonl")
   source, processes = str(folder / "programs.py"), ["--processes", "1"]
-  estimate.main([source, "--targets", "v6e", "--variants", results, *processes])
+  estimate_command.main([source, "--targets", "v6e", "--variants", results, *processes])
 
 
 @long
 def estimate_beside_a_profile(folder):
   profiles.read = slow
-  estimate.main(["--profile", str(xplanes.RECORDED)])
+  estimate_command.main(["--profile", str(xplanes.RECORDED)])
 
 
 @long

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support import commands, recorded
-from tpugraphs_jax.tuning import costs, estimate, measure, programs, summary
+from tpugraphs_jax.tuning import costs, estimate, estimate_command, measure, programs, summary
 
 
 def blocks(page="tune"):
@@ -119,7 +119,7 @@ def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkey
       (step,) = (step_ for step_ in made if step_["working-directory"] == folder)
       _, module, *arguments = shlex.split(step["run"])[1:]
       assert module == "tpugraphs_jax.estimate"
-      assert estimate.main(arguments) == expected
+      assert estimate_command.main(arguments) == expected
 
 
 @recorded.needs_libtpu

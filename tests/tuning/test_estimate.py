@@ -19,7 +19,7 @@ import tpugraphs_jax
 from tpugraphs_jax.hlo import integers, proto, topology, tpu
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import compiler, costs, estimate, summary
+from tpugraphs_jax.tuning import compiler, costs, estimate, estimate_command, summary
 from tpugraphs_jax.tuning.schedule import chips, program
 
 _MEMORY = tpu.MemoryPlan(arguments=2**31, outputs=2**30, temporaries=2**30)
@@ -269,10 +269,10 @@ def test_the_command_prints_every_program_and_refuses_unknown_ones(compiled, tmp
   compiled(_program(_node("copy", 1, cycles=10**6)))
   path = tmp_path / "mine.py"
   path.write_text("PROGRAMS = {'step': (lambda x: x, (1.0,)), 'b': (lambda x: x, (1.0,))}\n")
-  assert estimate.main([str(path), "--targets", "v6e"]) == 0
+  assert estimate_command.main([str(path), "--targets", "v6e"]) == 0
   printed = capsys.readouterr().out
   assert "mine_step: estimates" in printed and "mine_b: estimates" in printed
-  assert estimate.main([f"{path}:other"]) == 2
+  assert estimate_command.main([f"{path}:other"]) == 2
   assert "other" in capsys.readouterr().err
 
 
@@ -295,7 +295,7 @@ def test_a_mistake_in_a_step_is_a_line_that_names_the_place(
 ):
   compiled(_program(_node("copy", 1, cycles=10**6)))
   (tmp_path / "mine.py").write_text(_STEP.format(body, arguments))
-  assert estimate.main([str(tmp_path / "mine.py"), "--targets", "v6e"]) == 2
+  assert estimate_command.main([str(tmp_path / "mine.py"), "--targets", "v6e"]) == 2
   (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
   assert told in line
 
@@ -322,7 +322,7 @@ def test_mistakes_in_flags_are_told_before_the_work(
   text = "PROGRAMS = {'step': (lambda x: x, (1.0,))}\n"
   (tmp_path / "mine.py").write_text(text)
   summary.save([summary.Estimate("b", (costs.TargetEstimate("tpu:v6e", 1.0),))], "before.json")
-  assert estimate.main(["mine.py", *flags]) == 2
+  assert estimate_command.main(["mine.py", *flags]) == 2
   assert told in capsys.readouterr().err and not asked
   assert (tmp_path / "mine.py").read_text() == text
 
@@ -333,11 +333,11 @@ def test_targets_may_have_commas_and_files_that_are_written_are_named(
   monkeypatch.chdir(tmp_path)
   compiled(_program(_node("copy", 1, cycles=10**6)))
   (tmp_path / "mine.py").write_text("PROGRAMS = {'step': (lambda x: x, (1.0,))}\n")
-  assert estimate.main(["mine.py", "--targets", "v6e,v5e", "--save", "a.json"]) == 0
+  assert estimate_command.main(["mine.py", "--targets", "v6e,v5e", "--save", "a.json"]) == 0
   assert [row.target for row in summary.load("a.json")[0].rows] == ["v6e", "v5e"]
   assert "a.json: written" in capsys.readouterr().out
   summary.save([summary.Estimate("b", summary.load("a.json")[0].rows)], "b.json")
-  assert estimate.main(["mine.py", "--against", "b.json"]) in (0, 1)
+  assert estimate_command.main(["mine.py", "--against", "b.json"]) in (0, 1)
   assert "mine_step (before: b)" in capsys.readouterr().out
 
 
@@ -350,14 +350,14 @@ def test_a_misspelt_option_is_told_its_nearest():
     with pytest.raises(TypeError, match=re.escape(told)):
       command(step, 1.0, **{keyword: 2})
   with pytest.raises(SystemExit):
-    estimate.main(["mine.py", "--targts", "v6e"])
+    estimate_command.main(["mine.py", "--targts", "v6e"])
 
 
 def test_keyword_arguments_are_those_of_the_function(compiled, tmp_path):
   asked = compiled(_program(_node("copy", 1, cycles=10**6)))
   path = tmp_path / "mine.py"
   path.write_text("PROGRAMS = {'step': (lambda x, targets: x, (1.0,), {'targets': 2.0})}\n")
-  assert estimate.main([str(path), "--targets", "v6e"]) == 0
+  assert estimate_command.main([str(path), "--targets", "v6e"]) == 0
   tpugraphs_jax.estimate(step, targets="v5e", x=3.0)
   assert [call.arrays for call in asked] == [(1.0, 2.0), (3.0,)]
   assert asked[1](5.0) == 5.0
@@ -744,16 +744,18 @@ def test_the_command_saves_compares_and_fails_where_a_program_got_slower(
   program.write_text("PROGRAMS = {'step': (lambda x: x, (1.0,))}\n")
   source = f"{program}:step"
   compiled(_program(_node("copy", 1, cycles=10**6, line=7)))
-  assert estimate.main([source, "--targets", "v6e", "--save", str(saved)]) == 0
-  assert estimate.main([source, "--against", str(saved)]) == 0  # for the targets of the file
+  assert estimate_command.main([source, "--targets", "v6e", "--save", str(saved)]) == 0
+  assert (
+    estimate_command.main([source, "--against", str(saved)]) == 0
+  )  # for the targets of the file
   compiled(_program(_node("copy", 1, cycles=2 * 10**6, line=7)))
   capsys.readouterr()
-  assert estimate.main([source, "--against", str(saved), "--slower", "0.02"]) == 1
+  assert estimate_command.main([source, "--against", str(saved), "--slower", "0.02"]) == 1
   more = f"{1e9 / chips.chips()['tpu:v6e'].clock:.3g}"
   assert f"copy_of_jax model.py:7 (+{more} ms)" in capsys.readouterr().out
-  assert estimate.main([source, "--against", str(saved), "--slower", "1.5"]) == 0
+  assert estimate_command.main([source, "--against", str(saved), "--slower", "1.5"]) == 0
   saved.write_text("{}")
-  assert estimate.main([source, "--against", str(saved)]) == 2
+  assert estimate_command.main([source, "--against", str(saved)]) == 2
   assert "a.json" in capsys.readouterr().err
 
 
@@ -791,14 +793,14 @@ def test_targets_that_are_none_are_refused_in_a_line(targets):
   "flags", [["--timeout", "0"], ["--timeout", "nan"], ["--slower", "nan"], ["--slower", "-0.1"]]
 )
 def test_limits_that_are_none_are_refused_before_anything_is_compiled(flags, capsys):
-  assert estimate.main(["programs.py", *flags]) == 2
+  assert estimate_command.main(["programs.py", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert flags[0].removeprefix("--") in line and "expected" in line
 
 
 def test_a_comparison_with_no_programs_ends_before_anything_is_compiled(tmp_path, capsys):
   tpugraphs_jax.tuning.summary.save([], tmp_path / "none.json")
-  assert estimate.main(["programs.py", "--against", str(tmp_path / "none.json")]) == 2
+  assert estimate_command.main(["programs.py", "--against", str(tmp_path / "none.json")]) == 2
   assert "no programs" in capsys.readouterr().err
 
 

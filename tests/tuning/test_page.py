@@ -8,7 +8,16 @@ import pytest
 
 from tests.support import steps
 from tpugraphs_jax.hlo import topology
-from tpugraphs_jax.tuning import comparison, estimate, page, profile, summary, tiles, variants
+from tpugraphs_jax.tuning import (
+  comparison,
+  estimate,
+  estimate_command,
+  page,
+  profile,
+  summary,
+  tiles,
+  variants,
+)
 
 _EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">{{ 7 * 7 }}'
 
@@ -186,12 +195,12 @@ def test_the_command_writes_the_page_and_the_trace(tmp_path, monkeypatch, capsys
   paths = {flag: tmp_path / f"{flag}.out" for flag in ("html", "trace", "save")}
   flags = [word for flag, path in paths.items() for word in (f"--{flag}", str(path))]
   source = str(tmp_path / "steps.py")
-  assert estimate.main([source, *flags]) == 0
+  assert estimate_command.main([source, *flags]) == 0
   text = paths["html"].read_text()
   assert len(_frames(text)) == 2 and "steps_one v6e" in text and "steps_two v6e" in text
   events = json.loads(paths["trace"].read_text())["traceEvents"]
   assert {event["pid"] for event in events} == {1, 2}
   against = ["--against", str(paths["save"]), "--html", str(tmp_path / "both.html")]
-  assert estimate.main([source, *against]) == 0
+  assert estimate_command.main([source, *against]) == 0
   assert "before and after" in (tmp_path / "both.html").read_text()
   assert "steps_one" in capsys.readouterr().out

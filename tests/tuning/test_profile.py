@@ -8,7 +8,7 @@ import pytest
 from tests.support import hlo_modules, recorded
 from tests.support.xplanes import RECORDED, space, write
 from tpugraphs_jax.hlo import calls
-from tpugraphs_jax.tuning import costs, estimate, profile
+from tpugraphs_jax.tuning import costs, estimate_command, profile
 from tpugraphs_jax.tuning.schedule import chips
 
 _MEASURED = 0.07575  # milliseconds of a call, as XProf shows it
@@ -98,7 +98,7 @@ def test_equal_pallas_kernels_are_compiled_once(tmp_path):
 @pytest.mark.skipif(not recorded.PROFILES.is_dir(), reason="no recorded profiles")
 def test_the_product_of_the_public_profile_is_estimated(monkeypatch, capsys):
   monkeypatch.undo()
-  assert estimate.main(["--profile", str(recorded.PROFILES / "xprof_cli")]) == 0
+  assert estimate_command.main(["--profile", str(recorded.PROFILES / "xprof_cli")]) == 0
   printed = capsys.readouterr().out
   assert "0.07575" in printed
   ratio = float(printed.split("operations that both have")[1].split()[2])
@@ -215,9 +215,9 @@ def test_damaged_profiles_never_end_in_another_error(tmp_path):
 
 def test_the_command_takes_one_program_and_one_target(capsys):
   arguments = ["--profile", str(RECORDED), "--targets", "v5e", "v6e"]
-  assert estimate.main(arguments) == 2
+  assert estimate_command.main(arguments) == 2
   assert "--targets has 2" in capsys.readouterr().err
-  assert estimate.main(["--profile", str(RECORDED), "--trace", "a.json"]) == 2
+  assert estimate_command.main(["--profile", str(RECORDED), "--trace", "a.json"]) == 2
   assert "--profile takes" in capsys.readouterr().err
-  assert estimate.main([]) == 2
+  assert estimate_command.main([]) == 2
   assert "no source" in capsys.readouterr().err

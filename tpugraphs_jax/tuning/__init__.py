@@ -8,7 +8,8 @@ strategies  search: proposes the next choice to label, and learns from labels, w
 tune        labels what the search proposes, and returns the best choice as `tuned.Tuned`
 layouts     the file of a choice, and the function with the choice of a file
 estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
-            `costs` says where the time goes, `summary` prints it, `comparison` compares two
+            `costs` says where the time goes, `summary` prints it, `comparison` compares two,
+            `variants` many; `estimate_command` is the command of all of them
 profile     measured times of a profile beside estimates
 page        the page of a result, with `report.templates`; `trace` writes its timeline
 tiles       the order of the block sizes of a kernel

@@ -20,7 +20,7 @@ from tpugraphs_jax.hlo import calls, tpu
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.infra import console, files, machine, tasks, trust
 from tpugraphs_jax.infra.console import Table
-from tpugraphs_jax.tuning import programs, summary
+from tpugraphs_jax.tuning import estimate, programs, summary
 from tpugraphs_jax.tuning.costs import TargetEstimate
 from tpugraphs_jax.tuning.page import Page
 
@@ -171,8 +171,6 @@ class _Request:
 
 def _estimate(request: _Request) -> str:
   """Estimates a variant and adds its line; its name."""
-  from tpugraphs_jax.tuning import estimate  # which imports this module
-
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   (program,) = programs.load(request.source)
   try:
