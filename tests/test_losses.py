@@ -223,14 +223,15 @@ def test_padding_and_a_missing_mask_do_not_change_the_loss(name):
     assert count == expected[1]
 
 
-def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
+@pytest.mark.parametrize("reduction", ["own", "sum"])
+def test_step_over_two_devices_gives_the_loss_and_gradient_of_one(reduction):
   scores, labels, where = _case("all-masked list")
   weighted = losses.parse_losses(
     "ListMLELoss:1,PairwiseHingeLoss:2,PairwiseLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
     "InverseLogHingeLoss:6"
   )
 
-  options = losses.LossOptions(temperature=10.0)
+  options = losses.LossOptions(temperature=10.0, pair_reduction=reduction)
 
   def step(scores, labels, where, axis=None):
     over_devices = lambda x: jax.lax.psum(x, axis) if axis else x

@@ -1,7 +1,7 @@
 """Functions on devices lower for GPUs and TPUs, on a machine that has neither.
 
-`tools/compilers.py` compiles the plain steps of tiles, whole programs and tables for both; they are
-not lowered here again.
+`tools/compilers.py` compiles the plain steps of tiles, whole programs and tables for both, and
+`tests/run/test_presets.py` lowers the training steps of presets.
 """
 
 import functools
@@ -26,11 +26,6 @@ CASES = {
     "gst_efd,ci",
     BFLOAT16 | {"segments.history_dtype": "bfloat16", "segments.finetune.epochs": 1},
   ),
-  "a system": ("layout", "preset=third,ci", {}),
-  "a system, once for all configurations": ("layout", "preset=tenth,ci", {}),
-  "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
-  "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
-  "edges": ("layout", "preset=fourth,ci", {}),
 }
 
 
