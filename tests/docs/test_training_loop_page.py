@@ -26,8 +26,8 @@ def test_a_step_is_tuned_saved_and_applied(heading, monkeypatch, tmp_path):
   if heading == "Equinox" and not importlib.util.find_spec("equinox"):
     pytest.skip("needs equinox")
   raw = lambda numbers: {"bytes_accessed": 1000 // (1 + sum(map(bool, numbers)))}
-  raw_labels = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  label_records = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.BytesEstimate())
   monkeypatch.chdir(tmp_path)
   first = next(iter(_SECTIONS.values()))[0]

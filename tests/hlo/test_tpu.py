@@ -266,7 +266,7 @@ def test_the_times_of_all_kernels_are_of_the_program_and_most_of_its_nodes_and_g
   label = labels.create("tpu_estimate", target="v3", seed=0)
   with label.open() as opened:
     found = problem.Problem(Call(network, _ARGS), opened)
-    ((_, raw),) = found.raw_labels([found.default])
+    ((_, raw),) = found.label_records([found.default])
   picoseconds = sum(kernel["picoseconds"] for kernel in raw["kernels"])
   assert 0 < picoseconds <= label.value(raw)
   assert {0, 2} <= {kernel["group"] for kernel in raw["kernels"]} <= {0, 1, 2, None}

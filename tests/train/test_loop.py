@@ -294,9 +294,13 @@ def test_a_timetable_says_what_is_due_after_each_step(which, options, expected):
 )
 def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, options, expected):
   timetable = toy.timetable(steps_per_epoch=2, **options)
-  assert [
-    step for step in range(1, timetable.total_steps + 1) if timetable.is_early_stop(step, best_step)
-  ] == expected
+  reasons = {
+    step: timetable.stop_reason(step, best_step) for step in range(1, timetable.total_steps + 1)
+  }
+  last = timetable.total_steps
+  assert {step for step, reason in reasons.items() if reason} == {*expected, last}
+  assert all("early stopping" in reasons[step] for step in expected if step < last)
+  assert "last epoch" in reasons[last]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -35,14 +35,14 @@ def asked(monkeypatch):
   """The choices that are labelled; option 2 fails."""
   asked = []
 
-  def raw_labels(problem, candidates, begin):
+  def label_records(problem, candidates, begin):
     for numbers in candidates:
       begin(numbers)
       asked.append(numbers)
       raw = {"bytes_accessed": 10 + sum(numbers), "seconds": [1.0 + sum(numbers)]}
       yield numbers, ValueError("it fails") if numbers == (2,) else raw
 
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   return asked
 
 
@@ -82,18 +82,18 @@ def test_labels_that_a_kill_interrupted_end_with_the_same_lines(
 ):
   whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
   _found(whole, problem, [*_FIRST, (2,)])
-  raw_labels = Problem.raw_labels
+  label_records = Problem.label_records
 
   def killed(problem, candidates, begin):
-    yield from raw_labels(problem, candidates[:-1], begin)
+    yield from label_records(problem, candidates[:-1], begin)
     begin(candidates[-1])
     raise KeyboardInterrupt
 
   for _ in range(2):
-    monkeypatch.setattr(Problem, "raw_labels", killed)
+    monkeypatch.setattr(Problem, "label_records", killed)
     with pytest.raises(KeyboardInterrupt):
       _found(resumed, problem, _FIRST)
-    monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+    monkeypatch.setattr(Problem, "label_records", label_records)
   _found(resumed, problem, [*_FIRST, (2,)])
   assert sorted(resumed.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
@@ -167,10 +167,10 @@ def test_labels_are_neither_read_nor_written_through_a_link_or_a_pipe(problem, t
 def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
   problem = Problem(Call(_product, _ARGS), labels.Measured())
   speed = [1.0]
-  raw_labels = lambda problem, candidates, begin: [
+  label_records = lambda problem, candidates, begin: [
     (numbers, {"seconds": [speed[0] * (1 + sum(numbers))]}) for numbers in candidates
   ]
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)
   speed[0] = 3.0  # the machine is three times slower now
@@ -182,11 +182,11 @@ def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypat
 def test_a_failure_of_the_compilers_own_choice_is_the_cached_answer(problem, monkeypatch, tmp_path):
   asked = []
 
-  def raw_labels(problem, candidates, begin):
+  def label_records(problem, candidates, begin):
     asked.extend(candidates)
     return [(numbers, ValueError("out of memory")) for numbers in candidates]
 
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   path = tmp_path / "labels.jsonl"
   assert _found(path, problem, [(0,)]).errors == {(0,): "out of memory"}
   for candidates in ([(0,)], _FIRST, [(1,)]):

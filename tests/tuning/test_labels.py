@@ -83,7 +83,7 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
     for n in (3, 300):
       args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
       choices = problem.Problem(Call(step, args), opened)
-      ((_, raw),) = choices.raw_labels([choices.default])
+      ((_, raw),) = choices.label_records([choices.default])
       (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
       assert raw["milliseconds"] == row.milliseconds
       assert sum(kernel["picoseconds"] for kernel in raw["kernels"]) <= opened.value(raw)

@@ -31,8 +31,8 @@ def tuned():
     return tpugraphs_jax.tune(step, *args, budget=8, progress=False)
 
   with pytest.MonkeyPatch.context() as patch:
-    raw_labels = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)
-    patch.setattr(Problem, "raw_labels", raw_labels)
+    label_records = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)
+    patch.setattr(Problem, "label_records", label_records)
     patch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
     yield tune
 

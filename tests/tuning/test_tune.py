@@ -60,13 +60,13 @@ def _labelled_by(monkeypatch, cost, failing=()):
   """Replaces labels by costs; returns the list of candidates labelled from now on."""
   tried = []
 
-  def raw_labels(problem, candidates, begin):
+  def label_records(problem, candidates, begin):
     for numbers in candidates:
       tried.append(numbers)
       error = ValueError("out of\nmemory") if numbers in failing else None
       yield numbers, error or {"seconds": [cost(numbers) / 1e9]}
 
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   return tried
 
 
@@ -241,7 +241,7 @@ def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
 def _estimated(monkeypatch, target, estimates):
   """Replaces times of choices by `estimates(problem, numbers)`, or the reasons for none."""
 
-  def raw_labels(problem, candidates, begin):
+  def label_records(problem, candidates, begin):
     for numbers in candidates:
       milliseconds = estimates(problem, numbers)
       if isinstance(milliseconds, str):
@@ -249,7 +249,7 @@ def _estimated(monkeypatch, target, estimates):
       else:
         yield numbers, {"milliseconds": milliseconds, "kernels": []}
 
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "label_records", label_records)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate(target))
   featurize = hlo.featurize
   monkeypatch.setattr(hlo, "featurize", lambda *call, target: featurize(*call))
@@ -336,10 +336,10 @@ def test_an_option_that_the_compiler_refuses_is_named_in_a_line(options, message
 
 @recorded.needs_libtpu
 def test_for_a_tpu_changes_say_orders_and_times_that_add_up(monkeypatch):
-  raw_labels = Problem.raw_labels
+  label_records = Problem.label_records
 
   def halved(*args):  # as if every choice were better than the compiler's own
-    for numbers, raw in raw_labels(*args):
+    for numbers, raw in label_records(*args):
       kernels = [
         kernel | {"picoseconds": kernel["picoseconds"] // (1 + any(numbers))}
         for kernel in raw["kernels"]
@@ -347,7 +347,7 @@ def test_for_a_tpu_changes_say_orders_and_times_that_add_up(monkeypatch):
       milliseconds = raw["milliseconds"] / (1 + any(numbers))
       yield numbers, {"milliseconds": milliseconds, "kernels": kernels}
 
-  monkeypatch.setattr(Problem, "raw_labels", halved)
+  monkeypatch.setattr(Problem, "label_records", halved)
   found = tune.tune(network, *ARGS, target="v3", budget=2)
   default, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
   assert found.ratio == pytest.approx(best["milliseconds"] / default["milliseconds"], rel=1e-3)

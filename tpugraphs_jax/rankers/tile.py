@@ -1,10 +1,9 @@
 """The official tile rankers: scores `[G, C]` of the tiles of kernels.
 
-Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
-`family.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
-early join the tile is a feature of every node. With late join it is appended to the features of the
-kernel, so that the network runs once per kernel (`late_join`). The names of models stand at the end
-of this file.
+Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`,
+`[G, C, F']`). With early join the tile is a feature of every node. With late join it is appended to
+the features of the kernel, so that the network runs once per kernel (`late_join`). The names of
+models stand at the end of this file.
 
 Sizes of arrays: G kernels (graphs) with N nodes in all and C tiles each; F' features of a tile, H
 of a layer, R of a kernel, P = R of a readout with early join and R + F' with late join.
@@ -36,7 +35,7 @@ from tpugraphs_jax.rankers.late_join import LateJoin
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-def _like_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+def _broadcast_to_rows(x: jax.Array, y: jax.Array) -> jax.Array:
   """`x [n]` in a shape `[n, 1, ...]` that multiplies the rows of `y [n, ...]`."""
   return x.reshape((-1,) + (1,) * (y.ndim - 1))
 
@@ -47,7 +46,7 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   Row v of A marks the users of v: M averages over the users of a node and the node itself.
   """
   users = degree(batch.adjacency, USERS, len(y))
-  scale = _like_rows((1 / (users + 1)).astype(y.dtype), y)
+  scale = _broadcast_to_rows((1 / (users + 1)).astype(y.dtype), y)
   scaled = scale * y
   forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
   return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
@@ -56,7 +55,8 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
 class _TileModel(base.Network):
   """Options and layers of all tile models.
 
-  A model adds `early_join`, `kernel_features`, and in `setup` the layers `op_embedding` and `head`.
+  A model adds `early_join`, `kernel_features`, and in `setup` the layer `head`, from readouts to
+  scores.
   """
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
@@ -69,6 +69,9 @@ class _TileModel(base.Network):
   opcodes: int = option(
     OPCODES, "rows of the opcode table; officially the largest opcode of the data + 1", least=1
   )
+
+  def setup(self):
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
 
   @property
   def family(self) -> type[TileFamily]:
@@ -102,7 +105,7 @@ class _TileModel(base.Network):
     if self.reduction == "sum":
       return total
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
-    return total / _like_rows(count, total)
+    return total / _broadcast_to_rows(count, total)
 
 
 class _MessagePassing(_TileModel):
@@ -135,7 +138,7 @@ class TileSAGE(_MessagePassing):
   """
 
   def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
+    super().setup()
     rounds = [self.dense() for _ in range(1, self.num_gnns)]
     self.sage: list[Any] = [self.input_dense(), *rounds]  # named sage_0, sage_1, ... in a file
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
@@ -153,6 +156,9 @@ class TileSAGE(_MessagePassing):
 
     `Dense(concat(B x, x)) = B (x W1) + x W2 + b`. A tile t is equal on all nodes of a kernel. Its
     part of `B x` is therefore (number of neighbours) * t, without a sum over edges.
+
+    `of_neighbours` is `x W1` and `own` is `x W2 + b`, each as a part of nodes `[N, H]` and one of
+    tiles `[N, C, H]`.
     """
     of_neighbours, own = self.sage[0].parts(batch, copies=2)
     embedded = self.op_embedding(batch.graph)
@@ -177,13 +183,16 @@ class ResGCN(_MessagePassing):
   directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
+    super().setup()
     self.pre_0, self.pre_1 = self.input_dense(), self.dense()
     self.gcn = [self.convolution() for _ in range(self.num_gnns)]
     self.head = MLP((self.hidden_dim, 1))
 
-  def convolution(self) -> MLP | dict[str, MLP]:
-    """The layers of a round, for `update`: of users (`forward`), of operands, and of the node."""
+  def convolution(self) -> Any:
+    """The layer of a round, for `update`.
+
+    With `directed`, three by name: of users (`forward`), of operands (`reverse`), and of the node.
+    """
     layer = functools.partial(MLP, (self.hidden_dim, self.hidden_dim), dtype=self.dtype)
     return {side: layer() for side in ("forward", "reverse", "self")} if self.directed else layer()
 
@@ -202,10 +211,10 @@ class ResGCN(_MessagePassing):
       x = x[:, None] + own.of_tiles()
     return self.pre_1(leaky_relu(x))
 
-  def update(self, y: jax.Array, batch: TileBatch, convolution: MLP | dict[str, MLP]) -> jax.Array:
+  def update(self, y: jax.Array, batch: TileBatch, convolution: Any) -> jax.Array:
     """The residual of one round, from features `y [N, ..., H]` and in their shape."""
     forward, reverse = _row_normalised(y, batch)
-    if isinstance(convolution, MLP):
+    if not self.directed:
       return convolution(forward + reverse + y)
     messages = convolution["forward"](forward) + convolution["reverse"](reverse)
     return messages + convolution["self"](y)
@@ -219,7 +228,7 @@ class PooledMLP(_TileModel):
   early_join: ClassVar[bool] = False
 
   def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
+    super().setup()
     self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
 
   def kernel_features(self, batch: TileBatch) -> jax.Array:

@@ -21,8 +21,8 @@ class TrainResult:
   """The end of a run."""
 
   state: TrainState  # the last state, of numpy arrays without a device axis
-  step: int
-  progress: checkpoint.Progress
+  step: int  # number of steps taken
+  progress: checkpoint.Progress  # the last and the best evaluation
   stop_reason: str  # in words
   compile_seconds: float  # of the first step, which compiles
 
@@ -63,21 +63,21 @@ def train(
       if session.is_stop_asked(step):
         session.save(state, step)
         raise session.exit_after_signal(step)
-      # Behind the evaluation of the last step, whose metric may be why the run ends.
-      if timetable.is_end(step, session.progress.best_step):
+      # After the evaluation of this step, whose metric may be the reason.
+      if reason := timetable.stop_reason(step, session.progress.best_step):
         break
       if timetable.save_due(step):
-        session.save(state, step)  # once a step, also after an evaluation
+        session.save(state, step)  # does nothing where the evaluation has saved this step
       batch = session.next_batch(step)
       with session.timing(step):
         state, metrics = training.train_step(state, batch)
       step += 1
       session.log_step(step, metrics)
-    session.log_end(step)
+    session.log_end(step, reason)
     return TrainResult(
       state=parallel.unreplicate(state),
       step=step,
       progress=session.progress,
-      stop_reason=timetable.stop_reason(step),
+      stop_reason=reason,
       compile_seconds=session.compile_seconds,
     )

@@ -225,9 +225,9 @@ class Session(contextlib.AbstractContextManager):
     console.say(f"{signal.Signals(number).name}: saved step {step}; go on with --resume")
     return SystemExit(128 + number)
 
-  def log_end(self, step: int) -> None:
+  def log_end(self, step: int, reason: str) -> None:
     """Says why the run ended, once all processes have ended it."""
-    self._metrics.say_end(step)
+    self._metrics.say_end(step, reason)
     parallel.barrier("end of training")
 
 
@@ -376,11 +376,11 @@ class MetricsWriter:
       parts.append(f"{console.duration(seconds * (self._timetable.total_steps - step))} left")
     return "  ".join(parts)
 
-  def say_end(self, step: int) -> None:
+  def say_end(self, step: int, reason: str) -> None:
     """Prints why the run ended, its model, and its peak memory."""
     self.wait()
     progress = self._progress
-    text = f"training ended at step {step}: {self._timetable.stop_reason(step)}"
+    text = f"training ended at step {step}: {reason}"
     if progress.best_step is not None:
       text += f"; {self._model} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)

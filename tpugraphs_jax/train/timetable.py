@@ -43,24 +43,20 @@ class Timetable:
     every = self.options.eval_every_epochs * self.steps_per_epoch
     return step % every == 0 or step == self.total_steps
 
-  def is_end(self, step: int, best_step: int | None) -> bool:
-    """Whether the run ends after this step."""
-    return step >= self.total_steps or self.is_early_stop(step, best_step)
+  def stop_reason(self, step: int, best_step: int | None) -> str | None:
+    """Why the run ends after this step; None where it goes on.
 
-  def is_early_stop(self, step: int, best_step: int | None) -> bool:
-    """Whether the run ends after this step because nothing improved since `best_step`.
-
-    Only an evaluation can end it.
+    Args:
+      step: of the last batch.
+      best_step: of the best evaluation. Only an evaluation can end a run before its last epoch.
     """
-    most_steps = self.options.early_stop_epochs * self.steps_per_epoch
-    return self.evaluation_due(step) and 0 < most_steps <= step - (best_step or 0)
-
-  def stop_reason(self, step: int) -> str:
-    """Why an uninterrupted run ended after this step."""
     if step >= self.total_steps:
       return f"last epoch ({self.epochs})"
     epochs = self.options.early_stop_epochs
-    return f"early stopping: {self.metric} did not improve in {epochs} epochs"
+    most_steps = epochs * self.steps_per_epoch
+    if self.evaluation_due(step) and 0 < most_steps <= step - (best_step or 0):
+      return f"early stopping: {self.metric} did not improve in {epochs} epochs"
+    return None
 
   def is_logged(self, step: int) -> bool:
     return step % self.options.log_every_steps == 0

@@ -93,7 +93,7 @@ class LabelFile:
     new = [numbers for numbers in candidates if numbers not in self._known]
     again = [default] if label.made_together and known and new else []
     factor, why = 1.0, ""
-    for numbers, outcome in self.problem.raw_labels([*again, *new], self._begin):
+    for numbers, outcome in self.problem.label_records([*again, *new], self._begin):
       if isinstance(outcome, Exception):
         why = reason(outcome)
         if numbers not in self._known:

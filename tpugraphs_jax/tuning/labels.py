@@ -1,10 +1,10 @@
 """Labels of choices: the estimated time on a TPU, a measured time, or an estimate of bytes.
 
 A choice is a version of a program, with an option for each group of its operations (`choosing`).
-Its raw numbers are what a compiler or a device says of it. Its label is a positive integer made of
-them, by which choices are compared. A `Labeller` finds both; `create` makes the one of a name.
+Its record is what a compiler or a device says of it. Its label is a positive integer made of the
+record, by which choices are compared. A `Labeller` finds both; `create` makes the one of a name.
 
-| labeller | raw numbers | label |
+| labeller | record | label |
 |---|---|---|
 | `TpuEstimate` | `TimeRecord`: the times of the program and of its kernels | picoseconds |
 | `BytesEstimate` | `BytesRecord`: bytes | bytes |
@@ -17,7 +17,7 @@ gives the same estimate; measured times vary.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 from typing import Any, ClassVar, final, Generic, TypedDict, TypeVar
@@ -32,23 +32,73 @@ from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 from tpugraphs_jax.tuning.schedule import chips
 
-_PICOSECONDS = 1e9  # of a millisecond
-_NANOSECONDS = 1e9  # of a second
+_PICOSECONDS_PER_MILLISECOND = 1e9
+_NANOSECONDS_PER_SECOND = 1e9
 # What jax and XLA raise for a function that they cannot compile.
 _REFUSALS = (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError)
 
 
-Raw = TypeVar("Raw", bound=Mapping[str, Any])  # the raw numbers of a choice, as in a file
+@final
+class KernelRecord(TypedDict):
+  """The time of a kernel."""
+
+  picoseconds: int  # of all calls
+  group: int | None  # of the choice; None for a kernel of no group
+  nodes: list[int]  # of the problem's graph
+
+
+@final
+class TimeRecord(TypedDict):
+  """The record of `TpuEstimate`."""
+
+  milliseconds: float  # of the program
+  kernels: list[KernelRecord]  # those that have a time, and not only a bound
+
+
+@final
+class BytesRecord(TypedDict):
+  """The record of `BytesEstimate`."""
+
+  bytes_accessed: int
+
+
+LabelRecord = TimeRecord | BytesRecord | measure.Rounds
+
+
+def kernels(record: LabelRecord) -> list[KernelRecord]:
+  """The kernels of a choice; none where its label has no kernels."""
+  return record["kernels"] if "kernels" in record else []
+
+
+def group_of(kernel: costs.KernelCost) -> int | None:
+  """The number of the group that a kernel comes from; None where it comes from none.
+
+  The first operation that names a group decides. `costs.KernelCost` orders them: the kernel's own,
+  then fused convolutions and dots, then other fused instructions.
+
+  Args:
+    kernel: of a function that `choosing.apply` returned.
+  """
+  numbers = (choosing.number_in(operation.name) for operation in kernel.operations)
+  return next((number for number in numbers if number is not None), None)
+
+
+def to_picoseconds(milliseconds: float) -> int:
+  """Milliseconds as a whole number of picoseconds."""
+  return round(_PICOSECONDS_PER_MILLISECOND * milliseconds)
+
+
+Record = TypeVar("Record", TimeRecord, BytesRecord, measure.Rounds)
 # The nodes of the problem's graph that operations of a compiled program come from.
 NodesOf = Callable[[Sequence[costs.Operation]], list[int]]
 
 
-class Labeller(abc.ABC, Generic[Raw]):
+class Labeller(abc.ABC, Generic[Record]):
   """Labels the choices of a program.
 
   Attributes:
     name: the value of `--label`.
-    schema: of the raw numbers in a file, as of `trust.check`.
+    schema: of records in a file, as of `trust.check`.
     unit: of labels, in words.
     min_gain: the least relative gain that counts as one.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
@@ -74,10 +124,10 @@ class Labeller(abc.ABC, Generic[Raw]):
     """A sentence about how well labels agree with run times."""
 
   @abc.abstractmethod
-  def label_all(
+  def records(
     self, functions: Functions, args: tuple, nodes_of: NodesOf
-  ) -> Iterator[tuple[int, Raw | Exception]]:
-    """The raw numbers of each function in turn, or the error with which it failed.
+  ) -> Iterator[tuple[int, Record | Exception]]:
+    """The record of each function in turn, or the error with which it failed.
 
     Args:
       functions: that compute the same, with their numbers and compiler options.
@@ -86,19 +136,19 @@ class Labeller(abc.ABC, Generic[Raw]):
     """
 
   @abc.abstractmethod
-  def value(self, raw: Raw) -> int:
+  def value(self, record: Record) -> int:
     """The label: a positive integer, by which others can be divided.
 
     Raises:
-      ValueError: the raw numbers are those of an earlier version.
+      ValueError: the record is of a form that the labeller does not know.
     """
 
-  def scaled(self, raw: Raw, factor: float) -> Raw:
-    """The raw numbers as if the machine had been this much slower, where they depend on it."""
+  def scaled(self, record: Record, factor: float) -> Record:
+    """The record as if the machine had been this much slower, where it depends on that."""
     del factor
-    return raw
+    return record
 
-  def open(self) -> contextlib.AbstractContextManager[Labeller[Raw]]:
+  def open(self) -> contextlib.AbstractContextManager[Labeller[Record]]:
     """Starts what a search needs, until the context ends."""
     return contextlib.nullcontext(self)
 
@@ -113,22 +163,22 @@ class Labeller(abc.ABC, Generic[Raw]):
     return measure.compile_function(function, args, compiler_options)
 
 
-class CompilerLabeller(Labeller[Raw]):
+class CompilerLabeller(Labeller[Record]):
   """Labels of a compiler: each function is compiled, and does not run."""
 
-  min_gain: ClassVar[float] = 0.02  # as in `benchmarks/tune.py`
+  min_gain: ClassVar[float] = 0.02  # smaller gains of an estimate may be none on the device
 
   @abc.abstractmethod
-  def estimate(self, compiled: Any, call: Call, nodes_of: NodesOf) -> Raw:
-    """The raw numbers of a compiled call.
+  def estimate(self, compiled: Any, call: Call, nodes_of: NodesOf) -> Record:
+    """The record of a compiled call.
 
     Raises:
       ValueError: it has none.
     """
 
-  def label_all(
+  def records(
     self, functions: Functions, args: tuple, nodes_of: NodesOf
-  ) -> Iterator[tuple[int, Raw | Exception]]:
+  ) -> Iterator[tuple[int, Record | Exception]]:
     for number, function, compiler_options in functions:
       try:
         compiled = self.compile(function, args, compiler_options)
@@ -141,44 +191,9 @@ class CompilerLabeller(Labeller[Raw]):
         yield number, error
 
 
-def group_of(kernel: costs.KernelCost) -> int | None:
-  """The number of the group that a kernel comes from; None where it comes from none.
-
-  The first operation that names a group decides. `costs.KernelCost` orders them: the kernel's own,
-  then fused convolutions and dots, then other fused instructions.
-
-  Args:
-    kernel: of a function that `choosing.apply` returned.
-  """
-  numbers = (choosing.number_in(operation.name) for operation in kernel.operations)
-  return next((number for number in numbers if number is not None), None)
-
-
-def to_picoseconds(milliseconds: float) -> int:
-  """Milliseconds as a whole number of picoseconds."""
-  return round(_PICOSECONDS * milliseconds)
-
-
-@final
-class KernelRecord(TypedDict):
-  """The time of a kernel."""
-
-  picoseconds: int  # of all calls
-  group: int | None  # of the choice; None for a kernel of no group
-  nodes: list[int]  # of the problem's graph
-
-
-@final
-class TimeRecord(TypedDict):
-  """The raw numbers of `TpuEstimate`."""
-
-  milliseconds: float  # of the program
-  kernels: list[KernelRecord]  # those that have a time, and not only a bound
-
-
 @dataclasses.dataclass(frozen=True)
 class TpuEstimate(CompilerLabeller[TimeRecord]):
-  """The time of `estimate`, by the TPU compiler on a machine without a TPU.
+  """The time that `tpugraphs_jax.estimate` gives, by the TPU compiler and without a TPU.
 
   It comes from the final schedules of the kernels. It orders AlexNet's measured layouts better than
   the compiler's own estimates (`benchmarks/simulated_labels.json`). A choice without a time has no
@@ -264,19 +279,12 @@ class TpuEstimate(CompilerLabeller[TimeRecord]):
     ]
     return {"milliseconds": row.milliseconds, "kernels": timed}
 
-  def value(self, raw: TimeRecord) -> int:
-    if found := {"optimal_seconds", "estimated_cycles"} & raw.keys():
+  def value(self, record: TimeRecord) -> int:
+    if found := {"optimal_seconds", "estimated_cycles"} & record.keys():
       raise ValueError(
         f"its label is {min(found)}, of an earlier version, and no time: label the program again"
       )
-    return max(1, to_picoseconds(raw["milliseconds"]))
-
-
-@final
-class BytesRecord(TypedDict):
-  """The raw numbers of `BytesEstimate`."""
-
-  bytes_accessed: int
+    return max(1, to_picoseconds(record["milliseconds"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,8 +298,14 @@ class BytesEstimate(CompilerLabeller[BytesRecord]):
   schema: ClassVar[trust.Record] = trust.Record(bytes_accessed=trust.COUNT)
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
   target = None
-  noun = "number of bytes accessed"
-  caveat = "An estimate of this machine's compiler and no run time."
+
+  @property
+  def noun(self) -> str:
+    return "number of bytes accessed"
+
+  @property
+  def caveat(self) -> str:
+    return "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled, call: Call, nodes_of: NodesOf) -> BytesRecord:
     del call, nodes_of
@@ -300,8 +314,8 @@ class BytesEstimate(CompilerLabeller[BytesRecord]):
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
     return {"bytes_accessed": int(moved)}
 
-  def value(self, raw: BytesRecord) -> int:
-    return max(1, raw["bytes_accessed"])
+  def value(self, record: BytesRecord) -> int:
+    return max(1, record["bytes_accessed"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,34 +326,32 @@ class Measured(Labeller[measure.Rounds]):
   name: ClassVar[str] = "measured"
   schema: ClassVar[trust.Record] = trust.Record(seconds=[trust.NUMBER])
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
-  target = None
-  noun = "measured time"
-  caveat = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
   min_gain: ClassVar[float] = 0.0  # the interval of the pairs decides
+  target = None
+
+  @property
+  def noun(self) -> str:
+    return "measured time"
+
+  @property
+  def caveat(self) -> str:
+    return "Measured on the device at hand, with random arrays for shapes."
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
 
-  def label_all(
+  def records(
     self, functions: Functions, args: tuple, nodes_of: NodesOf
   ) -> Iterator[tuple[int, measure.Rounds | Exception]]:
     del nodes_of
     return measure.measure(functions, args, seed=self.seed)
 
-  def value(self, raw: measure.Rounds) -> int:
-    return max(1, round(_NANOSECONDS * min(raw["seconds"])))
+  def value(self, record: measure.Rounds) -> int:
+    return max(1, round(_NANOSECONDS_PER_SECOND * min(record["seconds"])))
 
-  def scaled(self, raw: measure.Rounds, factor: float) -> measure.Rounds:
-    return {**raw, "seconds": [factor * seconds for seconds in raw["seconds"]]}
-
-
-LabelRecord = TimeRecord | BytesRecord | measure.Rounds
-
-
-def kernels(raw: LabelRecord) -> list[KernelRecord]:
-  """The kernels of a choice; none where its label has no kernels."""
-  return raw["kernels"] if "kernels" in raw else []
+  def scaled(self, record: measure.Rounds, factor: float) -> measure.Rounds:
+    return {**record, "seconds": [factor * seconds for seconds in record["seconds"]]}
 
 
 def create(name: str, *, target: str | None, seed: int) -> Labeller:

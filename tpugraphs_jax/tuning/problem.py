@@ -224,12 +224,12 @@ class Problem:
         result.setdefault(node.group, []).append(index)
     return result
 
-  def raw_labels(
+  def label_records(
     self,
     candidates: Sequence[OptionIndices],
     begin: Callable[[OptionIndices], object] = lambda numbers: None,
   ) -> Iterator[tuple[OptionIndices, labels.LabelRecord | Exception]]:
-    """The raw numbers of choices, found together, or the errors with which they failed.
+    """The records of choices, found together, or the errors with which they failed.
 
     `begin` is called with each choice before it is compiled.
     """
@@ -239,7 +239,7 @@ class Problem:
         begin(numbers)
         yield place, self.apply(numbers), self.compiler_options_of(numbers)
 
-    for place, outcome in self.label.label_all(functions(), self.call.arrays, self._nodes_of_all):
+    for place, outcome in self.label.records(functions(), self.call.arrays, self._nodes_of_all):
       yield candidates[place], outcome
 
   def _nodes_of_all(self, operations: Sequence[costs.Operation]) -> list[int]:
@@ -275,7 +275,7 @@ def kernel_times(raw: Sequence[labels.LabelRecord]) -> graph.KernelTimes | None:
   """The times of the kernels of choices, by their nodes; None without any that has nodes.
 
   Args:
-    raw: of `raw_labels`, for each choice.
+    raw: of `label_records`, for each choice.
   """
   kernels = [labels.kernels(of_choice) for of_choice in raw]
   number: dict[tuple[int, ...], int] = {}
