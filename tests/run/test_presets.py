@@ -103,3 +103,21 @@ def test_presets_have_the_published_settings():
   assert nlp.model.score_scale == 1e-3
   assert (nlp.optimizer.name, nlp.optimizer.eps, nlp.optimizer.clip_norm) == ("adamw", 1e-6, 100)
   assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
+
+
+def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monkeypatch):
+  """Rounding of float32 sums is all that differs; in float64 the losses are equal to 1e-10."""
+  store = {"data.store_dir": str(tmp_path / "store")}
+  config = parts.config_of("layout", "full,ci", data_root=str(data_root), **store)
+  config = config.replace(loss=parts.config_of("layout", "preset=third").loss)
+  experiment = parts.Experiment(config)
+  graphs, _ = experiment.load_graphs(tmp_path)
+  losses = []
+  for devices in (1, 2):
+    monkeypatch.setattr(parallel, "device_count", lambda: devices)
+    monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
+    state, step, batches, _ = experiment.begin(graphs, tmp_path)
+    state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), state)
+    _, metrics = step(state, next(batches))
+    losses.append(float(metrics["loss"][0]))
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] > 1
