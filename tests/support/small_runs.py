@@ -81,13 +81,10 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
     places = f"--data_root={data_root}", f"--workdir={folder / name}"
     return commands.Run([*command, *places, *flags], **options)
 
-  whole, stopped = f"{kind}_whole", f"{kind}_stopped"
-  runs = {
-    whole: run(whole, page=True),
-    stopped: run(stopped, stop_at_step=STOPPED_AT),
-    f"{kind}_resumed": run(stopped, "--resume"),
-  }
+  runs = {f"{kind}_whole": run(f"{kind}_whole", page=True)}
   if kind == "tile":
+    runs["tile_stopped"] = run("tile_stopped", stop_at_step=STOPPED_AT)
+    runs["tile_resumed"] = run("tile_stopped", "--resume")
     no_data = f"--workdir={folder / 'tile_no_data'}"
     runs["tile_two_devices"] = run("tile_two_devices", devices=2)
     runs["tile_no_data"] = commands.Run([*command, no_data, "--synthetic"])
