@@ -53,7 +53,7 @@ def test_numbers_at_their_limits_end_in_one_line_or_in_finite_models(
     assert "inf" not in (tmp_path / "run/validation.csv").read_text() or ended.code
 
 
-# A process of its own ranks a program of the largest released size with 4 GiB of memory.
+# A process ranks a program of the largest released size with 4 GiB of memory.
 _RANK = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
@@ -78,10 +78,10 @@ assert np.isfinite(scores).all() and len(np.unique(order)) == len(graph.configs)
 
 
 @pytest.mark.parametrize("variant, configs, fits", [("tables", 7504, True), ("full", 64, False)])
-def test_a_limit_on_memory_is_kept_or_named(variant, configs, fits):
-  ended = commands.python("-c", _RANK, variant, configs, cwd=commands.ROOT)
-  assert "Traceback" not in ended.stderr
+def test_a_limit_on_memory_is_kept_or_named(variant, configs, fits, tmp_path):
+  ended = commands.run(commands.Run(["-c", _RANK, variant, configs]), home=tmp_path)
+  assert "Traceback" not in ended.err
   if fits:
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.err
   else:
-    assert ended.returncode == 1 and "bytes" in ended.stderr.splitlines()[-1]
+    assert ended.code == 1 and "bytes" in ended.err.splitlines()[-1]
