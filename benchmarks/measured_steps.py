@@ -341,7 +341,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     has = kept.get(each.name)
     if has and not args.again and (args.memory or has["estimated_ms"] or not has["estimated_fits"]):
       continue
-    kept[each.name] = estimate(each, step_times.Work(args.work) if args.work else None)
+    row = estimate(each, step_times.Work(args.work) if args.work else None)
+    if has and args.work and each.step.is_gathered:  # the time is of other options than the memory
+      row |= {name: has[name] for name in ("estimated_gib", "estimated_fits")}
+    kept[each.name] = row
     rows = list(kept.values())
     record = {
       "versions": {"jax": jax.__version__, "libtpu": tpu.libtpu_version()},
