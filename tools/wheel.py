@@ -5,8 +5,8 @@
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
 Colab, in an environment with exactly the floors of `install_requires`. Far from the repository run
 a notebook, which trains and ranks tiles, the command of tiles on its model, and the command of
-layouts, which trains. Then tests of options, losses, features and tuned steps run, of a
-model that ships, and the Python of README. `tests/docs` runs all notebooks with the newest
+layouts, which trains. Then tests of features, optimizers, the training step and tuned steps run,
+of a model that ships, and the Python of README. `tests/docs` runs all notebooks with the newest
 packages.
 """
 
@@ -27,8 +27,6 @@ _IS_INSTALLED = (
   "import tpugraphs_jax\nassert 'site-packages' in tpugraphs_jax.__file__, tpugraphs_jax.__file__"
 )
 _TESTS = (
-  "tests/test_losses.py",
-  "tests/rankers/test_config.py",
   "tests/data/test_features.py",
   "tests/test_optimizer.py",
   "tests/train/test_step.py::test_step_follows_the_formulas_of_loss_penalties_and_clipping",
