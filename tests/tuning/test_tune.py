@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import logging
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from tests.support import recorded
 from tests.support.hlo_modules import ARGS, network
 import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo
+from tpugraphs_jax.hlo import sources, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.generations import GENERATIONS
 from tpugraphs_jax.rankers.tables.family import TablesFamily
@@ -251,8 +253,12 @@ def _estimated(monkeypatch, target, estimates):
 
   monkeypatch.setattr(Problem, "label_records", label_records)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate(target))
-  featurize = hlo.featurize
-  monkeypatch.setattr(hlo, "featurize", lambda *call, target: featurize(*call))
+
+  def compiled(function, args, target, **options):
+    del target, options
+    return types.SimpleNamespace(before_layouts=sources.load(function, *args).data)
+
+  monkeypatch.setattr(tpu, "compile_function", compiled)
   monkeypatch.setattr(labels.TpuEstimate, "compile", labels.BytesEstimate().compile)
   monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
 

@@ -116,10 +116,12 @@ def lower(
   Raises:
     ValueError: as `tpu.full_name`.
   """
-  generation = topology.generation_of(target)
+  as_device: contextlib.AbstractContextManager = contextlib.nullcontext()  # of `tpu.lower`
   if placement is None:
-    target = generation  # one device is the same in every topology
-  with console.working(f"lowering for {tpu.short_name(target)}"), tpu.as_device(generation):
+    target = topology.generation_of(target)  # one device is the same in every topology
+  else:
+    as_device = tpu.as_device(topology.generation_of(target))
+  with console.working(f"lowering for {tpu.short_name(target)}"), as_device:
     lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
     devices = tuple(placement.ids) if placement else (topology.devices(target)[0].id,)
     options = call.compiler_options(compiler_options or {})

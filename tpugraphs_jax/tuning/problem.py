@@ -22,7 +22,7 @@ import numpy as np
 from tpugraphs_jax import graph, hlo
 from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
-from tpugraphs_jax.hlo import calls, jaxprs, proto
+from tpugraphs_jax.hlo import calls, jaxprs, proto, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.layout_options import Dims
 from tpugraphs_jax.infra import console
@@ -77,7 +77,11 @@ class Problem:
       self.choices = choosing.choices(call, *call.arrays, operands=operands)
     self.compiler_options = compiler_options
     self.default: OptionIndices = (0,) * (len(self.choices.groups) + len(compiler_options))
-    own = hlo.featurize(self.apply(self.default), *call.arrays, target=label.target)
+    if self._own:
+      own = hlo.featurize(self._own.before_layouts)
+      own = dataclasses.replace(own, stage=f"{graph.BEFORE_LAYOUTS} for {label.target}")
+    else:
+      own = hlo.featurize(self.apply(self.default), *call.arrays)
     self.graph = dataclasses.replace(own, name=self.name)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
@@ -193,16 +197,28 @@ class Problem:
       lines += [f"argument {number}: {array.tolist()}" for number, array in values.items()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+  @functools.cached_property
+  def _own(self) -> tpu.TpuProgram | None:
+    """The compiler's own choice as the TPU compiler makes it; None without a target."""
+    if self.label.target is None:
+      return None
+    function, target = self.apply(self.default), self.label.target
+    with console.working(f"compiling {self.name}"):
+      return tpu.compile_function(function, self.call.arrays, target, keep_stages=True)
+
   def own_orders(self) -> list[Dims | None]:
     """The order of each group's output that the compiler chooses by itself, minor to major.
 
-    Compiles the function once. None where equations of the group get different orders, or
-    where no instruction of the optimised program has the group's output.
+    None where equations of the group get different orders, or where no instruction of the
+    optimised program has the group's output.
     """
-    function, target = self.apply(self.default), self.label.target
-    program = hlo.featurize(function, *self.call.arrays, optimized=True, target=target)
+    if self._own:
+      module = proto.parse_module(self._own.module, where=self.name)
+    else:  # this machine's compiler
+      function = self.apply(self.default)
+      module = hlo.featurize(function, *self.call.arrays, optimized=True).module
     seen: list[set[Dims]] = [set() for _ in self.choices.groups]
-    for node in proto.instructions(program.module):
+    for node in proto.instructions(module):
       number = _group_number(node, self.choices)
       if number < 0:
         continue
