@@ -836,3 +836,12 @@ def test_the_time_of_ragged_groups_follows_from_the_sizes_among_the_arguments():
   # 8 blocks of 128 rows, and 14: seven blocks have rows of two groups.
   assert kernels[1].milliseconds > 1.4 * kernels[0].milliseconds
   assert unknown.assumed and unknown.milliseconds == even.milliseconds  # equal parts
+
+
+def test_the_command_is_named_as_it_is_typed(monkeypatch):
+  names = []
+  monkeypatch.setattr(
+    console, "working", lambda name: names.append(name) or contextlib.nullcontext()
+  )
+  assert estimate_command.main([]) == 2
+  assert names == ["estimate"]

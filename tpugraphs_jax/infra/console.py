@@ -460,7 +460,7 @@ def check_seconds(flag: str, seconds: float) -> None:
 
 
 def command(
-  main: Callable[[Sequence[str] | None], int] | None = None, *, keeps: str = ""
+  main: Callable[[Sequence[str] | None], int] | None = None, *, name: str = "", keeps: str = ""
 ) -> Callable[..., Any]:
   """Decorates a function that takes the arguments of a command and returns its exit status.
 
@@ -470,13 +470,14 @@ def command(
 
   Args:
     main: the function.
+    name: of the command; default: that of its module.
     keeps: what a command that Ctrl-C ends has kept, and how to go on.
   """
   if main is None:
-    return functools.partial(command, keeps=keeps)
+    return functools.partial(command, name=name, keeps=keeps)
   spec = sys.modules["__main__"].__spec__ if main.__module__ == "__main__" else None
   module = spec.name if spec else main.__module__
-  *_, name = module.removesuffix(".__main__").split(".")
+  name = name or module.removesuffix(".__main__").split(".")[-1]
 
   @functools.wraps(main)
   def run(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ from tpugraphs_jax.tuning import (
 _OUTPUTS = {"save": b"{", "html": b"<!doctype html>", "trace": b"{"}
 
 
-@console.command
+@console.command(name="estimate")
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints what each program of a source costs.
 
