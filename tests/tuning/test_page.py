@@ -1,5 +1,6 @@
 """Pages of results: what stands on them; no text of a program becomes a part of them."""
 
+import dataclasses
 import html
 import json
 import re
@@ -10,6 +11,7 @@ from tests.support import steps
 from tpugraphs_jax.hlo import topology
 from tpugraphs_jax.tuning import (
   comparison,
+  costs,
   estimate,
   estimate_command,
   page,
@@ -77,6 +79,21 @@ def test_the_verdict_names_the_dearest_line_where_no_module_has_as_much_time():
   )
   (sentence,) = _estimate(row)._verdict()
   assert "50% of it is dot_general, step.py:36, bound by products." in sentence
+
+
+def test_the_verdict_names_the_collective_that_the_device_waits_for_longest():
+  kernel = steps.kernel("fusion.1", 3.0, operation="dot_general", where="step.py:36")
+  wait = costs.CollectiveCost(
+    "all-gather.1", "all-gather", ("fsdp",), 2**20, 4, 7.0, 6.0, "all_gather", "step.py:40"
+  )
+  for exposed, expected in (
+    (6.0, "60% of it is the wait for all-gather along fsdp: all_gather, step.py:40."),
+    (2.0, "30% of it is dot_general, step.py:36, bound by products."),
+  ):
+    collective = dataclasses.replace(wait, exposed_ms=exposed)
+    row = dataclasses.replace(steps.row([kernel], between=7.0), communication=(collective,))
+    (sentence,) = _estimate(row)._verdict()
+    assert expected in sentence
 
 
 def test_frames_are_as_wide_as_their_time_and_lie_inside_of_their_scope(tmp_path):

@@ -133,7 +133,7 @@ def together(results: Sequence[Page]) -> Page:
 
 
 def verdict(step: Step) -> str:
-  """The time of a program, its dearest module or line, and what bounds it."""
+  """The time of a program, its dearest module, line or collective, and what bounds it."""
   row = step.row
   if row.milliseconds is None:
     return f"{step.name}: no time, because {row.why}"
@@ -144,6 +144,11 @@ def verdict(step: Step) -> str:
   # Code without modules has scopes of single operations.
   is_line = not path or _sum(line) > _sum(node.all())
   kernels = line if is_line else list(node.all())
+  if row.communication and row.communication[0].exposed_ms > _sum(kernels):
+    wait = row.communication[0]  # the longest
+    place = ", ".join(filter(None, (wait.operation or wait.name, wait.where)))
+    share, along = wait.exposed_ms / _length(row), " and ".join(wait.axes)
+    return f"{sentence} {share:.0%} of it is the wait for {wait.kind} along {along}: {place}."
   if not kernels:
     return sentence
   share, longest = _sum(kernels) / _length(row), max(kernels, key=_ms)
