@@ -94,6 +94,9 @@ def test_the_verdict_names_the_collective_that_the_device_waits_for_longest():
     row = dataclasses.replace(steps.row([kernel], between=7.0), communication=(collective,))
     (sentence,) = _estimate(row)._verdict()
     assert expected in sentence
+  row = dataclasses.replace(row, communication=(dataclasses.replace(wait, axes=()),))
+  (sentence,) = _estimate(row)._verdict()
+  assert "60% of it is the wait for all-gather: all_gather, step.py:40." in sentence
 
 
 def test_frames_are_as_wide_as_their_time_and_lie_inside_of_their_scope(tmp_path):

@@ -1,3 +1,5 @@
+import types
+
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
@@ -5,7 +7,7 @@ import pytest
 
 from tests.support import hlo_modules
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.hlo import names, proto
+from tpugraphs_jax.hlo import names, proto, sources, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import costs, labels, problem
 
@@ -166,3 +168,18 @@ def test_operations_that_are_left_out_are_counted_in_words():
     f"; {count} operations inside custom_linear_solve are left to the compiler"
   )
   assert problem.Problem(Call(_product, (_X, _W)), labels.BytesEstimate()).left_out == ""
+
+
+def test_the_graph_and_the_compilers_own_layouts_are_of_one_compilation(monkeypatch):
+  calls = []
+
+  def compiled(function, args, target, **options):
+    del target, options
+    calls.append(function)
+    before = sources.load(function, *args).data
+    return types.SimpleNamespace(before_layouts=before, module=before)
+
+  monkeypatch.setattr(tpu, "compile_function", compiled)
+  found = problem.Problem(Call(lambda x, w: x @ w, (_X, _W)), labels.TpuEstimate("tpu:v6e"))
+  assert found.graph.stage == "before layout assignment for tpu:v6e"
+  assert found.own_orders() == [(1, 0)] and len(calls) == 1

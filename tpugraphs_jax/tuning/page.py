@@ -147,8 +147,9 @@ def verdict(step: Step) -> str:
   if row.communication and row.communication[0].exposed_ms > _sum(kernels):
     wait = row.communication[0]  # the longest
     place = ", ".join(filter(None, (wait.operation or wait.name, wait.where)))
-    share, along = wait.exposed_ms / _length(row), " and ".join(wait.axes)
-    return f"{sentence} {share:.0%} of it is the wait for {wait.kind} along {along}: {place}."
+    share = wait.exposed_ms / _length(row)
+    along = f" along {' and '.join(wait.axes)}" if wait.axes else ""
+    return f"{sentence} {share:.0%} of it is the wait for {wait.kind}{along}: {place}."
   if not kernels:
     return sentence
   share, longest = _sum(kernels) / _length(row), max(kernels, key=_ms)
