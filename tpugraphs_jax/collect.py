@@ -10,7 +10,10 @@ The command labels many choices of many programs:
 
 It writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and every label at
 once into `PROGRAM.jsonl` beside it, so that a killed run can go on. A finished program is not
-labelled again.
+labelled again. With `--tiles` in place of `--programs` it labels the tiles of Pallas kernels:
+
+  python -m tpugraphs_jax.collect --tiles examples/tiles.py --label tpu_estimate --target v6e \
+      --configs 20 --out out/own --collection tile:own:kernels
 
 With `--` and flags of Apache Beam, such as `-- --runner=FlinkRunner`, a cluster labels the
 programs. Every machine then needs their files and the folder OUT.
@@ -28,7 +31,7 @@ import jax
 
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.infra import console, files, tasks
-from tpugraphs_jax.tuning import labels, measure, programs, workers
+from tpugraphs_jax.tuning import labels, measure, programs, tile_collection, workers
 from tpugraphs_jax.tuning.choosing import apply, Choice, Choices, choices
 from tpugraphs_jax.tuning.workers import LabelRequest
 
@@ -41,6 +44,8 @@ _SECONDS_MEASURED = 86400.0
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
   args = _parse(sys.argv[1:] if argv is None else argv)
+  if args.tiles:
+    return _collect_tiles(args)
   requests = _requests(args)
   known = workers.labelled(requests)
   failures = workers.run(requests, processes=args.jobs, progress=not args.quiet, beam=args.beam)
@@ -52,6 +57,30 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   print(console.printable(said))
   return 1 if failures else 0
+
+
+def _collect_tiles(args: argparse.Namespace) -> int:
+  """Labels the tiles of kernels; 1 where some failed."""
+  _check(args, "tile")
+  if args.label != labels.TpuEstimate.name:
+    raise ValueError(f"--label={args.label}, expected {labels.TpuEstimate.name} of tiles")
+  if args.operands or args.beam is not None:
+    raise ValueError("--operands and flags of Beam are for --programs: leave them out")
+  jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  failures = tile_collection.collect(
+    args.tiles,
+    out=args.out,
+    collection=args.collection,
+    target=args.target,
+    configs=args.configs,
+    seed=args.seed,
+    split=args.split,
+    progress=not args.quiet,
+  )
+  for line in failures:
+    print(f"failed: {console.one_line(line)}", file=sys.stderr)
+  print(console.printable(f"tiles of kernels collected in {args.out} as {args.collection}"))
+  return int(bool(failures))
 
 
 def _rate(made: int) -> str:
@@ -68,12 +97,7 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
     ValueError, FileNotFoundError: an option is wrong, as `programs.load`, or two
       programs have one name.
   """
-  files.refuse(args.out, "--out")
-  collection = datasets.Collection(args.collection)
-  if collection.kind != "layout" or collection.is_released:
-    raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")
-  if args.configs < 2:
-    raise ValueError(f"--configs={args.configs}, expected at least 2")
+  _check(args, "layout")
   if args.label == labels.Measured.name and args.beam is not None:
     raise ValueError(
       "--label=measured measures one program after the other on this machine: "
@@ -106,6 +130,16 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
   return [LabelRequest(program.source, program.name, program.split, **shared) for program in loaded]
 
 
+def _check(args: argparse.Namespace, kind: str) -> None:
+  """Refuses (ValueError) a folder, collection or number that is none of this kind."""
+  files.refuse(args.out, "--out")
+  collection = datasets.Collection(args.collection)
+  if collection.kind != kind or collection.is_released:
+    raise ValueError(f"--collection={args.collection}, expected {kind}:own:NAME")
+  if args.configs < 2:
+    raise ValueError(f"--configs={args.configs}, expected at least 2")
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   flags, beam = tasks.split_flags(argv)
   parser = console.parser(
@@ -113,12 +147,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     "Labels layout choices of programs and writes them as a data set.",
     epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them",
   )
-  parser.add_argument(
+  what = parser.add_mutually_exclusive_group(required=True)
+  what.add_argument(
     "--programs",
     nargs="+",
-    required=True,
     metavar="SOURCE",
     help="FILE.py with a dictionary PROGRAMS, a folder of them, or FILE.py:KEY",
+  )
+  what.add_argument(
+    "--tiles",
+    nargs="+",
+    metavar="SOURCE",
+    help="FILE.py with a dictionary TILES of Pallas kernels, or FILE.py:KEY",
   )
   parser.add_argument("--label", required=True, help="tpu_estimate, bytes_estimate or measured")
   parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p, v6e or 7x")
@@ -129,7 +169,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     help="choose the orders of operands too (default: of outputs alone)",
   )
   parser.add_argument("--out", required=True, help="folder of the data")
-  parser.add_argument("--collection", required=True, help="layout:own:NAME")
+  parser.add_argument("--collection", required=True, help="layout:own:NAME, or tile:own:NAME")
   parser.add_argument(
     "--split", choices=graph.SPLITS, help="of all programs (default: what their file says in SPLIT)"
   )

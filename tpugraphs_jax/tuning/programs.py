@@ -33,6 +33,17 @@ class Program:
   unit: str = ""  # `example` or `token`
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelWithTiles:
+  """A kernel whose tiles are compared."""
+
+  name: str
+  split: str
+  function: Callable[[Mapping[str, Any]], Callable[..., Any]]  # from a tile
+  args: tuple  # arrays or jax.ShapeDtypeStruct, in any nesting
+  tiles: Sequence[Any]  # dictionaries of block sizes
+
+
 def load(source: str, *, split: str | None = None) -> list[Program]:
   """The programs of a source.
 
@@ -89,11 +100,12 @@ def _count(module: types.ModuleType, place: str, key: str) -> tuple[float | None
   return None, ""
 
 
-def load_tiles(source: str) -> dict[str, tuple[Callable[..., Any], tuple, Sequence[Any]]]:
-  """The kernels of a source with their example arguments and tiles, by name.
+def load_tiles(source: str, *, split: str | None = None) -> list[KernelWithTiles]:
+  """The kernels of a source.
 
   Args:
     source: `FILE.py`, all of its dictionary `TILES`; or `FILE.py:KEY`, one of them.
+    split: as of `load`; here `SPLIT` can also be a dictionary from keys to splits.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -102,18 +114,30 @@ def load_tiles(source: str) -> dict[str, tuple[Callable[..., Any], tuple, Sequen
   place, _, key = source.partition(":")
   if not place.endswith(".py"):
     raise ValueError(f"kernel {source!r}, expected FILE.py or FILE.py:KEY")
-  kernels = _dictionary(_file_module(Path(place)), place, "TILES", "kernels with tiles")
+  module = _file_module(Path(place))
+  kernels = _dictionary(module, place, "TILES", "kernels with tiles")
   if key and key not in kernels:
     raise ValueError(f"{place} has no kernel {key!r}, it has {', '.join(kernels)}")
-  chosen = {name: kernels[name] for name in ([key] if key else kernels)}
-  for name, value in chosen.items():
+  found = []
+  for name in [key] if key else kernels:
+    value = kernels[name]
     is_triple = isinstance(value, tuple) and len(value) == 3
     if not is_triple or not callable(value[0]) or not isinstance(value[1], tuple):
       raise ValueError(
         f"{place}:{name} is a {type(value).__name__}, expected (function from a tile to the "
         "function with that tile, tuple of example arguments, list of tiles)"
       )
-  return chosen
+    found.append(KernelWithTiles(name, split or _split(module, place, name), *value))
+  return found
+
+
+def _split(module: types.ModuleType, place: str, key: str) -> str:
+  """The split that a file says for one of its keys; train where it says nothing."""
+  said = getattr(module, "SPLIT", graph.SPLITS[0])
+  split = said.get(key, graph.SPLITS[0]) if isinstance(said, Mapping) else said
+  if split not in graph.SPLITS:
+    raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
+  return split
 
 
 def _dictionary(

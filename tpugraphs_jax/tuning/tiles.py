@@ -278,9 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.target:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   results = []
-  for name, (kernel, arguments, tiles) in programs.load_tiles(args.source).items():
-    tuned = tune_tiles(kernel, *arguments, tiles=tiles, target=args.target)
-    results.append(dataclasses.replace(tuned, name=name))
+  for kernel in programs.load_tiles(args.source):
+    tuned = tune_tiles(kernel.function, *kernel.args, tiles=kernel.tiles, target=args.target)
+    results.append(dataclasses.replace(tuned, name=kernel.name))
     print(f"{results[-1]}\n", flush=True)
   if args.html:
     page.together(results).save_html(args.html)
