@@ -53,8 +53,8 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
       a folder, the programs of all its files but those whose names begin with `_`. A program is
       named after its file and its key. `EXAMPLES` or `TOKENS` of the file says how many a step has:
       a number, or a dictionary from keys to numbers.
-    split: `train`, `valid` or `test`; unless given the `SPLIT` of the file, or `train` where it
-      has none.
+    split: `train`, `valid` or `test`; unless given the `SPLIT` of the file, which is one of them or
+      a dictionary from keys to them, or `train` where it has none.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -68,9 +68,6 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")
   module = _file_module(Path(place))
   programs = _dictionary(module, place, "PROGRAMS", "programs")
-  split = split or getattr(module, "SPLIT", graph.SPLITS[0])
-  if split not in graph.SPLITS:
-    raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   if key and key not in programs:
     raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
   file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
@@ -78,7 +75,10 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   return [
     dataclasses.replace(
       Program(
-        f"{place}:{name}", file_name(name), split, *_parts(programs[name], f"{place}:{name}")
+        f"{place}:{name}",
+        file_name(name),
+        split or _split(module, place, name),
+        *_parts(programs[name], f"{place}:{name}"),
       ),
       count=count,
       unit=unit,
@@ -105,7 +105,7 @@ def load_tiles(source: str, *, split: str | None = None) -> list[KernelWithTiles
 
   Args:
     source: `FILE.py`, all of its dictionary `TILES`; or `FILE.py:KEY`, one of them.
-    split: as of `load`; here `SPLIT` can also be a dictionary from keys to splits.
+    split: as of `load`.
 
   Raises:
     FileNotFoundError: there is no such file.

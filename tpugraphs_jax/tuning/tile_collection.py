@@ -122,8 +122,8 @@ def _collect(
   lines = path.with_suffix(label_file.SUFFIX)
   lines.unlink(missing_ok=True)  # of another key
   for place, time in enumerate(by_place):
-    ms = time.milliseconds
-    outcome = {"error": time.why} if ms is None else {"raw": {"milliseconds": ms}}
+    raw = {"milliseconds": time.milliseconds, "bytes_accessed": time.hbm_bytes}
+    outcome = {"error": time.why} if time.milliseconds is None else {"raw": raw}
     label_file.append(lines, {**key, "numbers": [place], "tile": dict(time.tile), **outcome})
   rest = {
     "config_runtime": "estimated time in nanoseconds",
