@@ -66,9 +66,7 @@ def _matrix_product(tile, x, y, *others, finish, out_type, sum_type=jnp.float32)
 
 def product(tile):
   """The product of two matrices."""
-  return functools.partial(
-    _matrix_product, tile, finish=lambda total: total, out_type=jnp.bfloat16
-  )
+  return functools.partial(_matrix_product, tile, finish=lambda total: total, out_type=jnp.bfloat16)
 
 
 def dense(tile):
@@ -394,7 +392,10 @@ def _vector_tiles(x, y):
 def _flash_tiles(q, *_):
   lengths = _powers(128, min(2048, q.shape[2]))
   return _tiles(
-    lambda q, k_major, k: k <= k_major and 4 * q * k <= 4 << 20, q=lengths, k_major=lengths, k=lengths
+    lambda q, k_major, k: k <= k_major and 4 * q * k <= 4 << 20,
+    q=lengths,
+    k_major=lengths,
+    k=lengths,
   )
 
 
@@ -452,16 +453,17 @@ _FAMILIES = {
     dense, lambda m, k, n: (_bf16(m, k), _bf16(k, n), _f32(1, n)), _PRODUCT, _product_tiles
   ),
   "batched_product": _Family(
-    batched_product,
-    lambda b, m, k, n: (_bf16(b, m, k), _bf16(b, k, n)),
-    _BATCHED,
-    _batched_tiles,
+    batched_product, lambda b, m, k, n: (_bf16(b, m, k), _bf16(b, k, n)), _BATCHED, _batched_tiles
   ),
   "ragged_product": _Family(
     ragged_product, _ragged, ((1024, 2048, 4096), *(_SIZES[:5],) * 2, (4, 8)), _product_tiles
   ),
   "flash": _Family(
-    flash, lambda b, heads, length: (_bf16(b, heads, length, 128),) * 3, _HEADS, _flash_tiles, 1 << 22
+    flash,
+    lambda b, heads, length: (_bf16(b, heads, length, 128),) * 3,
+    _HEADS,
+    _flash_tiles,
+    1 << 22,
   ),
   "rms_norm": _Family(rms_norm, lambda m, n: (_bf16(m, n), _f32(1, n)), _ROWS, _row_tiles),
   "layer_norm": _Family(

@@ -16,7 +16,7 @@ The first Pallas kernel of a function counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import os
@@ -73,12 +73,7 @@ def collect(
     ValueError, FileNotFoundError: an argument is wrong, or as of `programs.load_tiles`.
   """
   labeller = labels.create(labels.TpuEstimate.name, target=target, seed=seed)
-  shared = {
-    "label": labeller.name,
-    **labeller.versions(),
-    "seed": seed,
-    "configs_asked": configs,
-  }
+  shared = {"label": labeller.name, **labeller.versions(), "seed": seed, "configs_asked": configs}
   found = [
     (f"{Path(source.partition(':')[0]).name}:{each.name}", each)
     for source in sources
@@ -179,9 +174,8 @@ def op_graph(
     runtime_ns,
     np.full_like(runtime_ns, runtime_ns[0]),
   )
-  program = kernel_calls[0].trace.program
-  interpreted = lambda *arrays: jaxprs.evaluate(program, arrays, _bind_interpreted)
-  op_graph = hlo.featurize(interpreted, *kernel_calls[0].arrays).for_rankers()
+  first = kernel_calls[0]
+  op_graph = hlo.featurize(interpreted(first), *first.arrays).for_rankers()
   return dataclasses.replace(op_graph, name=name, configs=configs)
 
 
@@ -223,6 +217,11 @@ def _kernels(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     else:
       for inner in jaxprs.programs_of(equation):
         yield from _kernels(inner)
+
+
+def interpreted(call: Call) -> Callable[..., list[Any]]:
+  """The function of a call with interpreted Pallas kernels, from its arrays to its outputs."""
+  return lambda *arrays: jaxprs.evaluate(call.trace.program, arrays, _bind_interpreted)
 
 
 def _bind_interpreted(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
