@@ -34,6 +34,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.tuning import label_file
 
+GROUPS = ("valid", "other shapes", "other families")
 RANKERS = ("recommended", "EarlyJoinSAGE")
 COLUMNS = ("close", "top1", "top5", "tau")
 _FIRST, _CLOSE = 5, 0.02
@@ -73,12 +74,12 @@ def groups(data_root: Path, target: str) -> dict[str, list[Kernel]]:
   """The validation kernels, and the test kernels of families with and without training kernels."""
   known = {kernel.family for kernel in read(data_root, target, "train")}
   test = read(data_root, target, "test")
-  return {
-    "valid": read(data_root, target, "valid"),
-    "other shapes": [kernel for kernel in test if kernel.family in known],
-    "other families": [kernel for kernel in test if kernel.family not in known],
-    "test": test,
-  }
+  members = (
+    read(data_root, target, "valid"),
+    [kernel for kernel in test if kernel.family in known],
+    [kernel for kernel in test if kernel.family not in known],
+  )
+  return dict(zip(GROUPS, members, strict=True))
 
 
 def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
@@ -127,6 +128,12 @@ def ranker_row(ranker: Ranker, kernels: Sequence[Kernel]) -> dict[str, float]:
   )
 
 
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+  """The figures of a group as a Markdown table, with standard deviations over seeds."""
+  cells = [[name, *(pages.figure(row, column) for column in COLUMNS)] for name, row in rows.items()]
+  return pages.table(["", *COLUMNS], cells)
+
+
 def train(name: str, seed: int, data_root: str, target: str, workdir: Path) -> Ranker:
   """Trains a ranker unless it is finished."""
   folder = workdir.resolve() / name / str(seed)
@@ -152,10 +159,7 @@ def main() -> None:
     for group, members in kernels.items():
       results[group][f"`{name}`"] = pages.summary([ranker_row(each, members) for each in rankers])
   for group, rows in results.items():
-    cells = [
-      [name, *(pages.figure(row, column) for column in COLUMNS)] for name, row in rows.items()
-    ]
-    print(f"{group}: {len(kernels[group])} kernels\n\n{pages.table(['', *COLUMNS], cells)}\n")
+    print(f"{group}: {len(kernels[group])} kernels\n\n{table(rows)}\n", flush=True)
   about = {"target": args.target, "seeds": args.seeds, "machine": timing.machine()}
   counts = {group: len(members) for group, members in kernels.items()}
   timing.write({**about, "kernels": counts, **results}, args.out)

@@ -26,6 +26,7 @@ from benchmarks import (
   measured,
   measured_programs,
   own_quality,
+  own_tiles,
   own_times,
   pages,
   run_all,
@@ -205,6 +206,10 @@ TABLES: dict[str, Callable[[], str]] = {
   **{
     f"own_times {split}": lambda split=split: own_times.table(recorded("own_times")[split])
     for split in own_times.SPLITS
+  },
+  **{
+    f"own_tiles {group}": lambda group=group: own_tiles.table(recorded("own_tiles")[group])
+    for group in own_tiles.GROUPS
   },
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
 }

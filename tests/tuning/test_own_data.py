@@ -9,12 +9,13 @@ import pytest
 
 from tests.support import commands, recorded
 from tools import label_own
-from tpugraphs_jax import collect, hlo
+from tpugraphs_jax import collect, columns, hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.tuning import choosing, label_file, programs
 
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
+_TILES = commands.ROOT / "data" / "own" / "npz" / "tile" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
 # Labels of newer TPUs, by generation.
@@ -69,6 +70,23 @@ def test_programs_have_their_labels_beside_them(collection):
     assert graph.name == record["name"] == path.stem
     # Sources are relative to the repository.
     assert record["source"].startswith(("examples/programs/", "benchmarks/steps/")), path
+
+
+@pytest.mark.parametrize("collection", sorted(_TILES.iterdir()), ids=lambda folder: folder.name)
+def test_kernels_have_the_times_of_their_tiles_beside_them(collection):
+  paths = sorted(collection.glob("*/*.npz"))
+  assert len(paths) >= 60
+  for path in paths:
+    graph, lines = npz.read_tile(path), label_file.records(path.with_suffix(label_file.SUFFIX))
+    timed = [line for line in lines if "raw" in line]
+    microseconds = [1e3 * line["raw"]["milliseconds"] for line in timed]
+    np.testing.assert_allclose(1e-3 * graph.configs.runtime_ns, microseconds, atol=6e-4)
+    values = [list(line["tile"].values()) for line in timed]
+    inputs = graph.configs.config_feat[:, columns.TILE["input_bounds"]]
+    np.testing.assert_array_equal(inputs[:, : len(values[0])], values)
+    about = lines[-1]["about"]
+    assert (about["name"], about["split"]) == (path.stem, path.parent.name)
+    assert lines[-1]["source"] == f"examples/kernels.py:{path.stem}"
 
 
 def test_programs_are_labelled_anew_by_split_and_size():

@@ -37,6 +37,7 @@ class Program:
 class KernelWithTiles:
   """A kernel whose tiles are compared."""
 
+  source: str  # FILE.py:KEY
   name: str
   split: str
   function: Callable[[Mapping[str, Any]], Callable[..., Any]]  # from a tile
@@ -127,7 +128,9 @@ def load_tiles(source: str, *, split: str | None = None) -> list[KernelWithTiles
         f"{place}:{name} is a {type(value).__name__}, expected (function from a tile to the "
         "function with that tile, tuple of example arguments, list of tiles)"
       )
-    found.append(KernelWithTiles(name, split or _split(module, place, name), *value))
+    found.append(
+      KernelWithTiles(f"{place}:{name}", name, split or _split(module, place, name), *value)
+    )
   return found
 
 
@@ -138,6 +141,12 @@ def _split(module: types.ModuleType, place: str, key: str) -> str:
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   return split
+
+
+def portable(source: str) -> str:
+  """`FILE.py:KEY` as the files of data name it: without the folders of this machine."""
+  place, _, key = source.partition(":")
+  return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
 
 
 def _dictionary(

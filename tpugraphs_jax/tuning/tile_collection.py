@@ -74,21 +74,23 @@ def collect(
   """
   labeller = labels.create(labels.TpuEstimate.name, target=target, seed=seed)
   shared = {"label": labeller.name, **labeller.versions(), "seed": seed, "configs_asked": configs}
-  found = [
-    (f"{Path(source.partition(':')[0]).name}:{each.name}", each)
-    for source in sources
-    for each in programs.load_tiles(source, split=split)
-  ]
-  if repeated := {name for name, count in Counter(k.name for _, k in found).items() if count > 1}:
-    raise ValueError(f"two kernels have the name {min(repeated)}: rename the key of one")
+  kernels = [kernel for source in sources for kernel in programs.load_tiles(source, split=split)]
+  names = Counter(kernel.name for kernel in kernels)
+  if repeated := [name for name, count in names.items() if count > 1]:
+    raise ValueError(f"two kernels have the name {repeated[0]}: rename the key of one")
   failures = []
-  with console.working("labelling", total=len(found), unit="kernels", is_on=progress) as work:
-    for source, kernel in found:
+  with console.working("labelling", total=len(kernels), unit="kernels", is_on=progress) as work:
+    for kernel in kernels:
       folder = datasets.Collection(collection).folder(files.expanded(out) / "npz", kernel.split)
       about = {"name": kernel.name, "split": kernel.split, "collection": collection}
       try:
         files.check_way(files.expanded(out), folder)
-        _collect(kernel, folder / f"{kernel.name}.npz", {"source": source, **shared}, about)
+        _collect(
+          kernel,
+          folder / f"{kernel.name}.npz",
+          {"source": programs.portable(kernel.source), **shared},
+          about,
+        )
       except ValueError as error:
         failures.append(f"{kernel.name}: {console.one_line(error)}")
       work.update()

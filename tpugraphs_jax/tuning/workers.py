@@ -233,7 +233,7 @@ def label_program(request: LabelRequest) -> None:
   (program,) = programs.load(request.source, split=request.split)
   label = labels.create(request.label, target=request.target, seed=request.seed)
   key = {
-    "source": _source(request),
+    "source": programs.portable(request.source),
     "label": request.label,
     **label.versions(),
     "seed": request.seed,
@@ -323,12 +323,6 @@ def _write(
     "kept": choices,
   }
   label_file.append(request.labels, {**key, "about": about})
-
-
-def _source(request: LabelRequest) -> str:
-  """The source as the files of the data name it: without the folders of this machine."""
-  place, _, key = request.source.rpartition(":")
-  return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
 
 
 def _sha256(program: programs.Program) -> str:
