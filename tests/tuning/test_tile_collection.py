@@ -1,5 +1,6 @@
 """Kernels with tiles as a tile collection: graphs, features, files and resumed runs."""
 
+import contextlib
 import json
 import types
 
@@ -12,6 +13,7 @@ import pytest
 from tpugraphs_jax import collect, datasets, graph
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import labels, tile_collection
 from tpugraphs_jax.tuning.tiles import Tiles, TileTime
@@ -127,6 +129,7 @@ def source(tmp_path, monkeypatch):
   calls_of_tiles = []
   versions = {"target": "tpu:v6e", "libtpu": "1", "jax": "2", "simulator": "3"}
   monkeypatch.setattr(tile_collection, "tune_tiles", timed)
+  monkeypatch.setattr(tpu, "as_device", lambda _: contextlib.nullcontext())
   labeller = types.SimpleNamespace(name="tpu_estimate", versions=lambda: versions)
   monkeypatch.setattr(labels, "create", lambda *_, **__: labeller)
   return path, calls_of_tiles

@@ -38,6 +38,7 @@ def compiled(monkeypatch):
   monkeypatch.setattr(compiler, "Compiler", lambda **_: process)
   monkeypatch.setattr(costs, "cost", lambda row, target, arrays: row)
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
+  monkeypatch.setattr(tpu, "as_device", lambda _: contextlib.nullcontext())
   monkeypatch.setattr(summary, "versions", dict)
   return outcomes
 
@@ -143,6 +144,7 @@ def test_a_real_product_is_faster_in_larger_tiles_and_too_large_ones_are_refused
   from jax.experimental import pallas as pl
 
   def product(tile):
+    assert "v6" in jax.devices()[0].device_kind  # of the target
     size = tile["block"]
 
     def kernel(x_ref, y_ref, out_ref):

@@ -30,7 +30,7 @@ import numpy as np
 
 from tpugraphs_jax import columns, datasets, graph, hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import jaxprs
+from tpugraphs_jax.hlo import jaxprs, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.tuning import label_file, labels, programs
@@ -106,7 +106,7 @@ def _collect(
     ValueError: fewer than two tiles have a time, or as `op_graph`.
   """
   tiles = _drawn(kernel.tiles, shared["configs_asked"], shared["seed"])
-  key = {**shared, "program_sha256": _sha256(kernel, tiles)}
+  key = {**shared, "program_sha256": _sha256(kernel, tiles, shared["target"])}
   if _is_finished(path, key):
     return
   tuned = tune_tiles(kernel.function, *kernel.args, tiles=tiles, target=shared["target"])
@@ -114,7 +114,7 @@ def _collect(
   timed = [time for time in by_place if time.milliseconds is not None]
   if len(timed) < _FEWEST:
     raise ValueError(f"{len(timed)} of {len(tiles)} tiles have a time: {by_place[0].why}")
-  kernel_calls = [Call(kernel.function(time.tile), kernel.args) for time in timed]
+  kernel_calls = [_traced(kernel, time.tile, shared["target"]) for time in timed]
   npz.write_tile(path, op_graph(kernel.name, kernel_calls, timed))
   lines = path.with_suffix(label_file.SUFFIX)
   lines.unlink(missing_ok=True)  # of another key
@@ -136,10 +136,16 @@ def _drawn(tiles: Sequence[Tile], count: int, seed: int) -> list[Tile]:
   return [tiles[place] for place in sorted(places)]
 
 
-def _sha256(kernel: KernelWithTiles, tiles: Sequence[Tile]) -> str:
+def _traced(kernel: KernelWithTiles, tile: Tile, target: str) -> Call:
+  """The function of a tile, traced for a target."""
+  with tpu.as_device(target):
+    return jaxprs.for_one_device(Call(kernel.function(tile), kernel.args))
+
+
+def _sha256(kernel: KernelWithTiles, tiles: Sequence[Tile], target: str) -> str:
   """SHA-256 of tiles and of the kernel's equations with the first of them."""
-  call = Call(kernel.function(tiles[0]), kernel.args)
-  equations = jaxprs.operations(call.trace.program, with_details=True)
+  program = _traced(kernel, tiles[0], target).trace.program
+  equations = jaxprs.operations(program, with_details=True)
   return hashlib.sha256("\n".join([repr(tiles), *equations]).encode()).hexdigest()
 
 

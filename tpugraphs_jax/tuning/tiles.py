@@ -10,6 +10,7 @@ schedules. Without a target the functions are measured on the machine at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -171,8 +172,9 @@ def tune_tiles(
     )
   name = getattr(kernel, "__name__", type(kernel).__name__)
   target = None if target is None else tpu.full_name(target)
+  device = tpu.as_device(target) if target else contextlib.nullcontext()
   with console.working(name):
-    with console.working("tracing", total=len(tiles), unit="tiles") as work:
+    with device, console.working("tracing", total=len(tiles), unit="tiles") as work:
       kernel_calls = []
       for tile in tiles:
         kernel_calls.append(_call(kernel, tile, args, kwargs))

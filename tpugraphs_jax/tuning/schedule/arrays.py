@@ -13,6 +13,11 @@ _COMPUTED = Unknown("it depends on a value that vector operations compute", is_d
 _ON_CHIP = 4  # a DMA has the address of an array on the chip in granules, 16 in a row of 128 words
 
 
+def pointer_of(address: int) -> int:
+  """The address of an array on the chip as DMAs get it, in collectives of the large memory too."""
+  return address << _ON_CHIP & _MASK
+
+
 class Arrays:
   """Arrays in the large memory and on the chip.
 
@@ -29,7 +34,7 @@ class Arrays:
     """Keeps the words of an array at an address as kernels get it; None forgets them."""
     if address.__class__ is not int:
       return
-    pointer = address << _ON_CHIP & _MASK  # as DMAs get it, in collectives of the large memory too
+    pointer = pointer_of(address)
     places = ((address, self._in_hbm), (pointer, self._on_chip), (pointer, self._in_hbm))
     for place, arrays in places:
       if words is None:
@@ -67,11 +72,11 @@ class Arrays:
   def written(self, space: str, address: int) -> Sequence[Any] | None:
     """The words of an array at an address as kernels get it; None where they are not known."""
     found = self.read(space, address) if space == "hbm" else None
-    return self.read(space, address << _ON_CHIP & _MASK) if found is None else found
+    return self.read(space, pointer_of(address)) if found is None else found
 
   def first(self, address: Any) -> Any:
     """The first word of a vector on the chip, at the address of a load."""
     words = None
     if address.__class__ is int:
-      words = self.read("vmem", address << _ON_CHIP & _MASK)
+      words = self.read("vmem", pointer_of(address))
     return words[0] if words else _COMPUTED

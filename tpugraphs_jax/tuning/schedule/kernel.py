@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 from tpugraphs_jax.tuning.schedule import executor, linker
-from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
+from tpugraphs_jax.tuning.schedule.arrays import Arrays, pointer_of, WORD
 from tpugraphs_jax.tuning.schedule.bundles import MESSAGE, UNITS, Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Dmas, known
@@ -231,6 +232,13 @@ class KernelCore:
     return False
 
 
+def _free_places(words: Iterable[Any]) -> Iterator[int]:
+  """Addresses for arrays, whose pointers on the chip are those of none of the words."""
+  taken = {pointer_of(word) for word in words if isinstance(word, int)}
+  places = (_POINTERS + (number << _POINTER_BITS) for number in itertools.count(1))
+  return (place for place in places if pointer_of(place) not in taken)
+
+
 def _own_flag(flag: int) -> int:
   """The flag of one core in that of a DMA for both cores."""
   if flag & _BOTH_CORES != _BOTH_CORES:
@@ -286,7 +294,7 @@ def _simulate(
   core: Callable[[Chip, Arrays, float], KernelCore],
 ) -> Cost:
   words = dict(registers)
-  arrays = Arrays(chip.granule)
+  arrays, places = Arrays(chip.granule), _free_places(registers.values())
   outputs: dict[int, tuple[str, int]] = {}
   for register, (name, space) in schedule.operands.items():
     kind, _, index = name.partition(" ")
@@ -301,7 +309,7 @@ def _simulate(
         )
       continue
     if not isinstance(words.get(register), int):
-      words[register] = _POINTERS + (len(words) + 1 << _POINTER_BITS)
+      words[register] = next(places)
     arrays.write(words[register], given)
     if kind == "output":
       outputs[int(index)] = space, words[register]
