@@ -7,7 +7,7 @@ from tests.support.schedules import CHIP, cost, EMPTY, schedule, text
 from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
 from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
-from tpugraphs_jax.tuning.schedule.words import ALLOCATION_BITS, float_word, function, Unknown
+from tpugraphs_jax.tuning.schedule.words import float_word, function, Unknown
 
 _LOOP = (
   "%s1_s1 = smov 0",
@@ -130,26 +130,30 @@ def test_a_pointer_of_an_integer_is_read_after_its_bundle_writes_it():
   assert cost(*lines).hbm_bytes == 4 * CHIP.granule
 
 
-@pytest.mark.parametrize("allocation", [1, 2, 3, 4])
-def test_an_array_without_an_address_gets_none_that_another_array_has(allocation):
-  operands = [("vmem", "input"), *[("hbm", "output")] * 3]
+@pytest.mark.parametrize("space, shift, bits", [("vmem", 4, 18), ("hbm", 0, 22)])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_an_array_without_an_address_gets_none_that_another_array_has(space, shift, bits, number):
+  operands = [(space, "input"), *[("hbm", "output")] * 3]
   lines = (
     " ;; ".join(
       f"%s{number}_s{number} = inlined_call_operand.{space} "
       f"[shape: s32[8], index: {number}, kind: {kind}, shape index: {{}}]"
       for number, (space, kind) in enumerate(operands)
     ),
-    "%s4_s4 = sshll.u32 %s0_s0, 4",
-    "%5 = dma.vmem_to_smem /*vmem=*/%s4_s4, /*size_in_granules=*/1, /*smem=*/[#allocation1], "
-    "/*dst_syncflagno=*/[#allocation0]",
+    f"%s4_s4 = sshll.u32 %s0_s0, {shift}",
+    f"%5 = dma.{space}_to_smem /*{space}=*/%s4_s4, /*size_in_granules=*/1, "
+    "/*smem=*/[#allocation1], /*dst_syncflagno=*/[#allocation0]",
     "%6 = dma.done.wait [#allocation0], 1",
     "%s7_s7 = sld [smem:[#allocation1]]",
     "%8 = dma.hbm_to_vmem /*hbm=*/%s1_s1, /*size_in_granules=*/%s7_s7, /*vmem=*/%s9_s9, "
     "/*dst_syncflagno=*/[#allocation2]",
     "%9 = dma.done.wait [#allocation2], %s7_s7",
   )
-  found = cost(*lines, registers={"s0": allocation << ALLOCATION_BITS}, operands={0: [5] * 8})
-  assert found.hbm_bytes == 5 * CHIP.granule
+  moved = [
+    cost(*lines, registers={"s0": number << bits}, operands={0: [size] * 8}).hbm_bytes
+    for size in (9, 5)
+  ]
+  assert moved[0] - moved[1] == 4 * CHIP.granule
 
 
 @pytest.mark.parametrize("holds, size", [(1, 5), (0, 9)])

@@ -233,10 +233,11 @@ class KernelCore:
 
 
 def _free_places(words: Iterable[Any]) -> Iterator[int]:
-  """Addresses for arrays, whose pointers on the chip are those of none of the words."""
-  taken = {pointer_of(word) for word in words if isinstance(word, int)}
+  """Addresses for arrays, which no word has as an address or as a pointer of a DMA."""
+  both = lambda address: {address, pointer_of(address)}
+  taken = set[int]().union(*(both(word) for word in words if isinstance(word, int)))
   places = (_POINTERS + (number << _POINTER_BITS) for number in itertools.count(1))
-  return (place for place in places if pointer_of(place) not in taken)
+  return (place for place in places if taken.isdisjoint(both(place)))
 
 
 def _own_flag(flag: int) -> int:
