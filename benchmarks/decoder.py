@@ -139,9 +139,10 @@ def _shapes(step: Step) -> dict[str, Any]:
   }
   if model.has_head_norms:
     of_layer |= {"query_norm": ((model.head,), P()), "key_norm": ((model.head,), P())}
-  layers = {
+  stacked = {
     name: ((model.layers, *shape), P(None, *spec)) for name, (shape, spec) in of_layer.items()
   }
+  layers = stacked if step.is_scanned else [of_layer] * model.layers
   return {
     "layers": layers,
     "table": ((model.words, model.width), P("tensor", "fsdp")),
@@ -280,8 +281,8 @@ def _loss(step: Step, mesh: Any, weights: Any, words: jax.Array, targets: jax.Ar
   if step.is_scanned:
     x, _ = jax.lax.scan(lambda x, w: (layer(x, w, angles), None), x, weights["layers"])
   else:
-    for number in range(step.model.layers):
-      x = layer(x, jax.tree.map(lambda w, number=number: w[number], weights["layers"]), angles)
+    for of_layer in weights["layers"]:
+      x = layer(x, of_layer, angles)
   x = _norm(x, weights["last"].astype(narrow))
   of_part = lambda x, targets, weights: jnp.sum(LOSSES[step.loss](x @ weights, targets))
   if step.chunks > 1:
