@@ -67,19 +67,23 @@ def _collect_tiles(args: argparse.Namespace) -> int:
   if args.operands or args.beam is not None:
     raise ValueError("--operands and flags of Beam are for --programs: leave them out")
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  kernels = [
+    kernel for source in args.tiles for kernel in programs.load_tiles(source, split=args.split)
+  ]
   failures = tile_collection.collect(
-    args.tiles,
+    kernels,
     out=args.out,
     collection=args.collection,
     target=args.target,
     configs=args.configs,
     seed=args.seed,
-    split=args.split,
     progress=not args.quiet,
   )
   for line in failures:
     print(f"failed: {console.one_line(line)}", file=sys.stderr)
-  print(console.printable(f"tiles of kernels collected in {args.out} as {args.collection}"))
+  done = len(kernels) - len(failures)
+  said = f"tiles of {done} of {len(kernels)} kernels are in {args.out} as {args.collection}"
+  print(console.printable(said))
   return int(bool(failures))
 
 
@@ -178,7 +182,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     "--jobs",
     type=int,
     default=os.cpu_count() or 1,
-    help="processes (default: one per processor; always one for measured)",
+    help="processes (default: one per processor; always one for measured and for --tiles)",
   )
   parser.add_argument(
     "--timeout",

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 def doubled(tile):
   rows, columns = tile["rows"], tile["columns"]
+  assert rows != 24, "24 does not divide 64"
   spec = pl.BlockSpec((rows, columns), lambda i, j: (i, j))
 
   def kernel(x_ref, out_ref):
@@ -42,7 +43,8 @@ def doubled(tile):
 
 _TILES = [{"rows": rows, "columns": columns} for rows in (8, 16, 32) for columns in (128, 256)]
 _X = jax.ShapeDtypeStruct((64, 512), jnp.float32)
-TILES = {"doubled": (doubled, (_X,), _TILES), "other": (doubled, (_X,), _TILES[:2])}
+_REFUSED = {"rows": 24, "columns": 128}
+TILES = {"doubled": (doubled, (_X,), _TILES), "other": (doubled, (_X,), [_REFUSED, *_TILES[:2]])}
 SPLIT = {"other": "test"}
 """
 
@@ -115,14 +117,14 @@ def test_what_has_no_features_is_refused(function, tile, said):
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-  """A file of kernels; tiles take microseconds as they have rows, and those of 32 have no time."""
+  """A file of kernels; tiles take microseconds as they have rows; 24 and 32 are refused."""
   path = tmp_path / "kernels.py"
   path.write_text(_SOURCE.replace("FACTOR", "2"))
 
   def timed(function, *args, tiles: list, target):
     assert target == "tpu:v6e" and args
-    times = [TileTime(t, 1e-3 * t["rows"]) for t in tiles if t["rows"] < 32]
-    refused = [TileTime(t, why="too large") for t in tiles if t["rows"] == 32]
+    times = [TileTime(t, 1e-3 * t["rows"]) for t in tiles if t["rows"] not in (24, 32)]
+    refused = [TileTime(t, why="too large") for t in tiles if t["rows"] in (24, 32)]
     calls_of_tiles.append([function, *tiles])
     return Tiles("", target, (*reversed(times), *refused))
 
@@ -143,14 +145,15 @@ def _arguments(path, out, *more):
 def test_collect_writes_each_kernel_once(source, tmp_path, capsys):
   (path, asked), out = source, tmp_path / "data"
   assert collect.main(_arguments(path, out)) == 0
-  assert "collected" in capsys.readouterr().out
-  assert [len(each) - 1 for each in asked] == [5, 2]
+  assert "tiles of 2 of 2 kernels are in" in capsys.readouterr().out
+  assert [len(each) - 1 for each in asked] == [5, 3]
   folder = datasets.Collection("tile:own:tried").folder(out / "npz", "train")
   stored = npz.read_tile(folder / "doubled.npz")
   drawn = [tile for tile in asked[0][1:] if tile["rows"] < 32]  # in the order of the file
   assert stored.configs.runtime_ns.tolist() == [1000 * tile["rows"] for tile in drawn]
   assert stored.configs.config_feat[:, 16:18].tolist() == [list(tile.values()) for tile in drawn]
-  assert (folder.parent / "test" / "other.npz").exists()
+  other = npz.read_tile(folder.parent / "test" / "other.npz")
+  assert other.configs.config_feat[:, 16].tolist() == [8, 8]  # without the refused tile
   lines = [json.loads(line) for line in (folder / "doubled.jsonl").read_text().splitlines()]
   errors = [line.get("error") for line in lines if "numbers" in line]
   assert len(errors) == 5 and errors.count("too large") == 5 - len(drawn)
@@ -175,7 +178,7 @@ def test_a_kernel_that_cannot_be_collected_is_told_and_the_others_are_written(
   path, _ = source
   path.write_text(_SOURCE.replace("FACTOR", "2").replace("_TILES[:2]", "_TILES[4:]"))
   assert collect.main(_arguments(path, tmp_path / "data")) == 1
-  assert "failed: other: 0 of 2 tiles have a time: too large" in capsys.readouterr().err
+  assert "failed: other: 0 of 3 tiles have a time: too large" in capsys.readouterr().err
   assert list((tmp_path / "data").rglob("doubled.npz"))
 
 

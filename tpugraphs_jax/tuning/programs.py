@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import importlib.util
 import math
@@ -17,6 +17,8 @@ from absl import flags
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.infra import files
+
+_SHOWN = 8  # names in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +72,13 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   module = _file_module(Path(place))
   programs = _dictionary(module, place, "PROGRAMS", "programs")
   if key and key not in programs:
-    raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
-  file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
+    raise ValueError(f"{place} has no program {key!r}, it has {_listing(programs)}")
   counts = {name: _count(module, place, name) for name in ([key] if key else programs)}
   return [
     dataclasses.replace(
       Program(
         f"{place}:{name}",
-        file_name(name),
+        file_name(f"{Path(place).stem}_{name}"),
         split or _split(module, place, name),
         *_parts(programs[name], f"{place}:{name}"),
       ),
@@ -118,7 +119,7 @@ def load_tiles(source: str, *, split: str | None = None) -> list[KernelWithTiles
   module = _file_module(Path(place))
   kernels = _dictionary(module, place, "TILES", "kernels with tiles")
   if key and key not in kernels:
-    raise ValueError(f"{place} has no kernel {key!r}, it has {', '.join(kernels)}")
+    raise ValueError(f"{place} has no kernel {key!r}, it has {_listing(kernels)}")
   found = []
   for name in [key] if key else kernels:
     value = kernels[name]
@@ -141,6 +142,17 @@ def _split(module: types.ModuleType, place: str, key: str) -> str:
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   return split
+
+
+def _listing(names: Iterable[str]) -> str:
+  """Some of the names, and how many others there are."""
+  first, others = (names := list(names))[:_SHOWN], len(names) - _SHOWN
+  return ", ".join(first) + (f" and {others} more" if others > 0 else "")
+
+
+def file_name(name: str) -> str:
+  """A name as that of a file."""
+  return re.sub(r"[^A-Za-z0-9.-]+", "_", name)
 
 
 def portable(source: str) -> str:
@@ -186,7 +198,7 @@ def _parts(value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _file_module(path: Path) -> types.ModuleType:
-  files.check_file(path, "a Python file with a dictionary PROGRAMS")
+  files.check_file(path, "a Python file")
   folder = str(path.parent.resolve())
   if folder not in sys.path:  # as for a script, so that it finds its neighbours
     sys.path.insert(0, folder)

@@ -33,9 +33,9 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import jaxprs, tpu
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console, files
-from tpugraphs_jax.tuning import label_file, labels, programs
+from tpugraphs_jax.tuning import compiler, label_file, labels, programs
 from tpugraphs_jax.tuning.programs import KernelWithTiles
-from tpugraphs_jax.tuning.tiles import Tile, TileTime, tune_tiles
+from tpugraphs_jax.tuning.tiles import call_of_tile, Tile, TileTime, tune_tiles
 from tpugraphs_jax.version import __version__
 
 _KERNEL = "pallas_call"
@@ -44,14 +44,13 @@ _FEWEST = 2  # tiles with a time, of which an order can be learnt
 
 
 def collect(
-  sources: Sequence[str],
+  kernels: Sequence[KernelWithTiles],
   *,
   out: str,
   collection: str,
   target: str,
   configs: int,
   seed: int = 0,
-  split: str | None = None,
   progress: bool = True,
 ) -> list[str]:
   """Labels tiles of kernels with their times on a TPU; a line for each failure.
@@ -60,22 +59,20 @@ def collect(
   of JSON for each tile beside it. A kernel whose files are finished is not labelled again.
 
   Args:
-    sources: of `programs.load_tiles`.
+    kernels: with different names.
     out: folder of the data.
     collection: tile:own:NAME.
     target: a TPU generation such as `v6e`.
     configs: tiles of a kernel that are drawn; all where it has fewer.
     seed: of the draw.
-    split: of all kernels; None: what `SPLIT` of their file says, or train.
     progress: shows a bar.
 
   Raises:
-    ValueError, FileNotFoundError: an argument is wrong, or as of `programs.load_tiles`.
+    ValueError: an argument is wrong, or libtpu is missing.
   """
   labeller = labels.create(labels.TpuEstimate.name, target=target, seed=seed)
   shared = {"label": labeller.name, **labeller.versions(), "seed": seed, "configs_asked": configs}
-  kernels = [kernel for source in sources for kernel in programs.load_tiles(source, split=split)]
-  names = Counter(kernel.name for kernel in kernels)
+  names = Counter(programs.file_name(kernel.name) for kernel in kernels)
   if repeated := [name for name, count in names.items() if count > 1]:
     raise ValueError(f"two kernels have the name {repeated[0]}: rename the key of one")
   failures = []
@@ -87,12 +84,12 @@ def collect(
         files.check_way(files.expanded(out), folder)
         _collect(
           kernel,
-          folder / f"{kernel.name}.npz",
+          folder / f"{programs.file_name(kernel.name)}.npz",
           {"source": programs.portable(kernel.source), **shared},
           about,
         )
-      except ValueError as error:
-        failures.append(f"{kernel.name}: {console.one_line(error)}")
+      except Exception as error:  # a kernel of the user may raise anything
+        failures.append(f"{kernel.name}: {compiler.reason(error)}")
       work.update()
   return failures
 
@@ -106,16 +103,21 @@ def _collect(
     ValueError: fewer than two tiles have a time, or as `op_graph`.
   """
   tiles = _drawn(kernel.tiles, shared["configs_asked"], shared["seed"])
-  key = {**shared, "program_sha256": _sha256(kernel, tiles, shared["target"])}
+  with tpu.as_device(shared["target"]):
+    traced = [call_of_tile(kernel.function, tile, kernel.args) for tile in tiles]
+  key = {**shared, "program_sha256": _sha256(tiles, traced)}
   if _is_finished(path, key):
     return
   tuned = tune_tiles(kernel.function, *kernel.args, tiles=tiles, target=shared["target"])
   by_place = sorted(tuned.times, key=lambda time: tiles.index(time.tile))
-  timed = [time for time in by_place if time.milliseconds is not None]
+  timed = [
+    (call, time)
+    for call, time in zip(traced, by_place)
+    if isinstance(call, Call) and time.milliseconds is not None
+  ]
   if len(timed) < _FEWEST:
     raise ValueError(f"{len(timed)} of {len(tiles)} tiles have a time: {by_place[0].why}")
-  kernel_calls = [_traced(kernel, time.tile, shared["target"]) for time in timed]
-  npz.write_tile(path, op_graph(kernel.name, kernel_calls, timed))
+  npz.write_tile(path, op_graph(kernel.name, *zip(*timed)))
   lines = path.with_suffix(label_file.SUFFIX)
   lines.unlink(missing_ok=True)  # of another key
   for place, time in enumerate(by_place):
@@ -136,16 +138,10 @@ def _drawn(tiles: Sequence[Tile], count: int, seed: int) -> list[Tile]:
   return [tiles[place] for place in sorted(places)]
 
 
-def _traced(kernel: KernelWithTiles, tile: Tile, target: str) -> Call:
-  """The function of a tile, traced for a target."""
-  with tpu.as_device(target):
-    return jaxprs.for_one_device(Call(kernel.function(tile), kernel.args))
-
-
-def _sha256(kernel: KernelWithTiles, tiles: Sequence[Tile], target: str) -> str:
-  """SHA-256 of tiles and of the kernel's equations with the first of them."""
-  program = _traced(kernel, tiles[0], target).trace.program
-  equations = jaxprs.operations(program, with_details=True)
+def _sha256(tiles: Sequence[Tile], traced: Sequence[Call | Exception]) -> str:
+  """SHA-256 of tiles and of the equations of the first one that the kernel does not refuse."""
+  first = next((call for call in traced if isinstance(call, Call)), None)
+  equations = jaxprs.operations(first.trace.program, with_details=True) if first else ()
   return hashlib.sha256("\n".join([repr(tiles), *equations]).encode()).hexdigest()
 
 

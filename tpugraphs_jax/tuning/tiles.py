@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
+import types
 from typing import Any
 
 import jax
@@ -177,7 +178,7 @@ def tune_tiles(
     with device, console.working("tracing", total=len(tiles), unit="tiles") as work:
       kernel_calls = []
       for tile in tiles:
-        kernel_calls.append(_call(kernel, tile, args, kwargs))
+        kernel_calls.append(call_of_tile(kernel, tile, args, kwargs))
         work.update()
     if target is None:
       times, versions = _measured(tiles, kernel_calls), {"jax": jax.__version__}
@@ -191,8 +192,11 @@ def _has_names(tile: Mapping) -> bool:
   return all(isinstance(name, str) for name in tile)
 
 
-def _call(
-  kernel: Callable[[Tile], Callable[..., Any]], tile: Tile, args: tuple, kwargs: Mapping[str, Any]
+def call_of_tile(
+  kernel: Callable[[Tile], Callable[..., Any]],
+  tile: Tile,
+  args: tuple,
+  kwargs: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> calls.Call | Exception:
   """The call of a tile's function, or the error with which the kernel refuses the tile."""
   try:
