@@ -79,7 +79,7 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
       Program(
         f"{place}:{name}",
         file_name(f"{Path(place).stem}_{name}"),
-        split or _split(module, place, name),
+        _split(module, place, name, split),
         *_parts(programs[name], f"{place}:{name}"),
       ),
       count=count,
@@ -130,14 +130,14 @@ def load_tiles(source: str, *, split: str | None = None) -> list[KernelWithTiles
         "function with that tile, tuple of example arguments, list of tiles)"
       )
     found.append(
-      KernelWithTiles(f"{place}:{name}", name, split or _split(module, place, name), *value)
+      KernelWithTiles(f"{place}:{name}", name, _split(module, place, name, split), *value)
     )
   return found
 
 
-def _split(module: types.ModuleType, place: str, key: str) -> str:
-  """The split that a file says for one of its keys; train where it says nothing."""
-  said = getattr(module, "SPLIT", graph.SPLITS[0])
+def _split(module: types.ModuleType, place: str, key: str, given: str | None) -> str:
+  """The given split, or that which a file says for one of its keys, or train."""
+  said = given or getattr(module, "SPLIT", graph.SPLITS[0])
   split = said.get(key, graph.SPLITS[0]) if isinstance(said, Mapping) else said
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
