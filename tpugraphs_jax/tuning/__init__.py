@@ -12,7 +12,7 @@ estimate    time and memory of a function on TPUs: `compiler` compiles it in ano
             `variants` many; `estimate_command` is the command of all of them
 profile     measured times of a profile beside estimates
 page        the page of a result, with `report.templates`; `trace` writes its timeline
-tiles       the order of the block sizes of a kernel
+tiles       the order of the block sizes of a kernel; `tile_collection` labels those of many kernels
 label_file  keeps labels in a file
 workers     labels many programs, each in a process (the command `collect`)
 """
