@@ -14,7 +14,7 @@ estimates of the compiler's schedules and no measurements. The columns are means
 
 Beside the rankers stand a random order (its expectation) and the orders by two numbers that need no
 model: the bytes that a tile moves between the large memory and the chip, and the steps of its grid.
-Ties have a random order in them, the mean over many.
+Tied tiles have a random order: their columns are means over 100 orders.
 """
 
 from __future__ import annotations

@@ -389,24 +389,19 @@ def _vector_tiles(x, y):
   )
 
 
-def _flash_tiles(q, *_):
-  lengths = _powers(128, min(2048, q.shape[2]))
-  return _tiles(
-    lambda q, k_major, k: k <= k_major and 4 * q * k <= 4 << 20,
-    q=lengths,
-    k_major=lengths,
-    k=lengths,
-  )
+def _attention_tiles(major: str, minor: str):
+  """Blocks of queries, of keys, and of the keys that are computed at a time."""
 
+  def tiles(q, *_):
+    lengths = _powers(128, min(2048, q.shape[-2]))
+    found = _tiles(q=lengths, **{major: lengths, minor: lengths})
+    return [
+      tile
+      for tile in found
+      if tile[minor] <= tile[major] and 4 * tile["q"] * tile[minor] <= 4 << 20
+    ]
 
-def _splash_tiles(q, *_):
-  lengths = _powers(128, min(2048, q.shape[1]))
-  return _tiles(
-    lambda q, kv, kv_compute: kv_compute <= kv and 4 * q * kv_compute <= 4 << 20,
-    q=lengths,
-    kv=lengths,
-    kv_compute=lengths,
-  )
+  return tiles
 
 
 def _row_tiles(x, *_):
@@ -462,7 +457,7 @@ _FAMILIES = {
     flash,
     lambda b, heads, length: (_bf16(b, heads, length, 128),) * 3,
     _HEADS,
-    _flash_tiles,
+    _attention_tiles("k_major", "k"),
     1 << 22,
   ),
   "rms_norm": _Family(rms_norm, lambda m, n: (_bf16(m, n), _f32(1, n)), _ROWS, _row_tiles),
@@ -485,7 +480,7 @@ _FAMILIES = {
     splash_attention,
     lambda heads, length: (_bf16(heads, length, 128),) * 3,
     _HEADS[1:],
-    _splash_tiles,
+    _attention_tiles("kv", "kv_compute"),
   ),
   "softmax": _Family(softmax, lambda m, n: (_f32(m, n),), _ROWS, _row_tiles),
   "update": _Family(update, lambda m, n: (_f32(m, n),) * 4, _BLOCKS, _block_tiles(5)),

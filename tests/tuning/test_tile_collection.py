@@ -1,7 +1,9 @@
 """Kernels with tiles as a tile collection: graphs, features, files and resumed runs."""
 
 import contextlib
+import errno
 import json
+import os
 import types
 
 import jax
@@ -180,6 +182,18 @@ def test_a_kernel_that_cannot_be_collected_is_told_and_the_others_are_written(
   assert collect.main(_arguments(path, tmp_path / "data")) == 1
   assert "failed: other: 0 of 3 tiles have a time: too large" in capsys.readouterr().err
   assert list((tmp_path / "data").rglob("doubled.npz"))
+
+
+def test_a_full_disk_ends_the_collection(source, tmp_path, capsys, monkeypatch):
+  path, asked = source
+
+  def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(npz, "write_tile", full)
+  assert collect.main(_arguments(path, tmp_path / "data")) == 2
+  assert "No space left" in capsys.readouterr().err
+  assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

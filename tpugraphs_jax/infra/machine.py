@@ -72,6 +72,11 @@ _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given back on demand
 
 
+def described() -> str:
+  """The system, the architecture and the processors, such as `Linux x86_64, 8 processors`."""
+  return f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
+
+
 def available() -> int:
   """Bytes that this process can still allocate: the least of machine, cgroups and `ulimit -v`."""
   page = os.sysconf("SC_PAGE_SIZE")

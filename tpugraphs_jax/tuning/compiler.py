@@ -227,7 +227,7 @@ class Compiler:
       process.stdin.flush()
       while not select.select([process.stdout], [], [], _SECONDS)[0]:
         if self._memory_only and (module := self._scheduled()):
-          raise Ended("it was ended once its memory was planned, without its code", module)
+          raise Ended("it was ended once its memory was planned, which leaves out its code", module)
         if time.monotonic() > end:
           said = f"it took more than {self._timeout:g} s{_progress(self._folder)}"
           raise Ended(said, self._scheduled())

@@ -19,9 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
-import os
 from pathlib import Path
-import platform
 import random
 from typing import Any
 
@@ -32,7 +30,7 @@ from tpugraphs_jax import columns, datasets, graph, hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import jaxprs, tpu
 from tpugraphs_jax.hlo.calls import Call
-from tpugraphs_jax.infra import console, files
+from tpugraphs_jax.infra import console, files, machine
 from tpugraphs_jax.tuning import compiler, label_file, labels, programs
 from tpugraphs_jax.tuning.programs import KernelWithTiles
 from tpugraphs_jax.tuning.tiles import call_of_tile, Tile, TileTime, tune_tiles
@@ -69,6 +67,7 @@ def collect(
 
   Raises:
     ValueError: an argument is wrong, or libtpu is missing.
+    OSError: a file cannot be written.
   """
   labeller = labels.create(labels.TpuEstimate.name, target=target, seed=seed)
   shared = {"label": labeller.name, **labeller.versions(), "seed": seed, "configs_asked": configs}
@@ -88,6 +87,8 @@ def collect(
           {"source": programs.portable(kernel.source), **shared},
           about,
         )
+      except OSError:  # such as a full disk, with which no other kernel would be kept
+        raise
       except Exception as error:  # a kernel of the user may raise anything
         failures.append(f"{kernel.name}: {compiler.reason(error)}")
       work.update()
@@ -127,7 +128,7 @@ def _collect(
   rest = {
     "config_runtime": "estimated time in nanoseconds",
     "tpugraphs_jax": __version__,
-    "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    "machine": machine.described(),
   }
   label_file.append(lines, {**key, "about": {**about, **rest}})
 

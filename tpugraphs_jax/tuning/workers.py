@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 from pathlib import Path
-import platform
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from typing import Any
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import jaxprs
 from tpugraphs_jax.hlo.calls import Call
-from tpugraphs_jax.infra import console, files, tasks, trust
+from tpugraphs_jax.infra import console, files, machine, tasks, trust
 from tpugraphs_jax.tuning import compiler, draw, label_file, labels, programs
 from tpugraphs_jax.tuning.draw import OptionIndices
 from tpugraphs_jax.tuning.label_file import LabelFile
@@ -316,7 +315,7 @@ def _write(
     "configs_asked": request.configs,
     "config_runtime": file.problem.label.unit,
     "tpugraphs_jax": __version__,
-    "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    "machine": machine.described(),
     "groups": [str(group) for group in problem.choices.groups],
     "left_out": problem.choices.left_out,
     "ties_left_out": len(values) - len(kept),
